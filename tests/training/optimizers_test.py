@@ -15,14 +15,6 @@ def _config(**changes):
     return config_lib.TrainingConfig(**values)
 
 
-def test_clients_take_steps_of_sgd():
-    optimizer = optimizers.build_client_optimizer(_config(client_learning_rate=0.5).learning)
-    state, weights = optimizer.initialize(tf.TensorSpec([])), tf.zeros([])
-    for _ in range(2):
-        state, weights = optimizer.next(state, weights, tf.ones([]))
-    assert float(weights) == -1.0
-
-
 def _rates(**options):
     """What the server's SGD makes of a unit update in every round."""
     optimizer = optimizers.build_server_optimizer(

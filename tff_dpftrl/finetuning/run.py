@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import sequences, split, tables
+from tff_dpftrl.data import sequences, split, tables, vocabulary_file
 from tff_dpftrl.finetuning import (
     amplified,
     choosing,
@@ -499,7 +499,8 @@ def _kept_initial(
 ) -> trained_model.TrainedModel:
     """Returns the model that a run began with, as far as it matters for the rest of the run."""
     kept = None
-    if trained_model.has_vocabulary(output):  # Else it crashed before step 1.
+    words = output / vocabulary_file.NAME
+    if words.exists():  # Else it crashed before step 1.
         if config.adapter_rank is not None:
             kept = trained_part.kept(output)
         else:  # All weights are in the checkpoint.
@@ -509,7 +510,7 @@ def _kept_initial(
     if kept is None:
         found = warm_start.find(config.initial_folder)
         return found.load(sequence_length=config.sequence_length)
-    return trained_model.TrainedModel(*kept, *trained_model.read_vocabulary(output))
+    return trained_model.TrainedModel(*kept, *vocabulary_file.read(words))
 
 
 def _task(

@@ -637,18 +637,7 @@ class TrainingConfig(language_config.LanguageConfig):
         return -(-self.num_rounds // self.eval_every)
 
     def plan(self, num_clients: int, num_parameters: int) -> privacy_lib.FederatedPlan:
-        """Chooses mechanism and noise for a new run, also for the metrics that it releases.
-
-        Args:
-          num_clients: Number of training users.
-          num_parameters: Number of trainable weights.
-
-        Returns:
-          The plan.
-
-        Raises:
-          UsageError: If the population cannot keep what is asked for.
-        """
+        """Chooses mechanism and noise for a new run, also for the metrics that it releases."""
         from tff_dpftrl.runs import released_metrics
         from tff_dpftrl.training import metrics_columns
 

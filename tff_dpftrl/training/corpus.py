@@ -130,15 +130,7 @@ def read(
 
 
 def require_packages(tokenizer: str | None, source: str | None) -> None:
-    """Refuses a vocabulary of sub-words if the package that splits into them is missing.
-
-    Args:
-      tokenizer: The option `tokenizer`.
-      source: The option `vocabulary`.
-
-    Raises:
-      UsageError: If the package is not installed.
-    """
+    """Refuses a vocabulary of sub-words if the package that splits into them is missing."""
     if tokenizer not in (None, "words") or vocabulary_file.is_of_model(source):
         subwords.package()
 
@@ -152,23 +144,11 @@ def read_users(
     notice: tables.Notice = tables.to_stderr,
     rows_per_owner: int | None = None,
 ) -> split.UserSplit:
-    """Reads the corpus that options name.
+    """Reads the users that options name, split by a hash of their id.
 
-    Args:
-      options: Options of the users and their text.
-      rows: Rows that are the corpus instead (`sources.of_rows`); `data` is then their name.
-      cache: File for the texts of a table that is too large for memory; a temporary one if None.
-      may_write: Whether `cache` may be written, not only used.
-      notice: Callback for lines about what was found in a table.
-      rows_per_owner: Largest number of rows of a user where rows may have lists of users; None if
-        each row has one user.
-
-    Returns:
-      Users split by a hash of their id: about eight in ten train and one in ten is held
-      out (`validation`); the test part is never touched, and empty if it is trained on, too.
-
-    Raises:
-      ValueError: If the corpus cannot be used.
+    About eight in ten train, and one in ten is held out (`validation`). The test part is never
+    touched, and empty if it is trained on, too. Rows (`sources.of_rows`) can be the corpus instead;
+    `data` is then their name. `rows_per_owner` is for rows that may have lists of users.
     """
     place = grouping.Cache(cache, may_write)
     if rows is not None:
@@ -200,13 +180,7 @@ def planned(
 ) -> dict[str, str]:
     """Computes the digests of what a run reads, for `check_planned` in other runs of a sweep.
 
-    Args:
-      config: Options of the run.
-      train: The training users.
-      held_out: The held-out users.
-
-    Returns:
-      The digests of users and texts, by the options that name them, and of other files by path.
+    They are those of users and texts, by the options that name them, and of other files by path.
     """
     config = config.with_absolute_paths().with_defaults()
     default = language_config.TextConfig()
@@ -238,36 +212,14 @@ def check_planned(
     train: user_text.UserText,
     held_out: user_text.UserText,
 ) -> None:
-    """Refuses to begin a run of a sweep, or of a choice among runs, on other data than planned.
-
-    Args:
-      config: Options of the run.
-      output: Folder of the run.
-      train: The training users.
-      held_out: The held-out users.
-
-    Raises:
-      UsageError: If users, texts or files have changed, or the record of a choice is missing.
-    """
+    """Refuses to begin a run of a sweep, or of a choice among runs, on other data than planned."""
     digests = joint_runs.planned(output)
     if digests is not None:
         joint_runs.refuse_changed(digests, planned(config, train, held_out))
 
 
 def named(config: _Config | None, text: Any, rows: Any) -> _Config | None:
-    """Names rows in memory whose name was left at the default; refuses rows beside text.
-
-    Args:
-      config: Options of a new run; None to go on with one.
-      text: Text in memory; None if there is none.
-      rows: A table in memory; None if there is none.
-
-    Returns:
-      The options.
-
-    Raises:
-      UsageError: If both are given.
-    """
+    """Names rows in memory whose name was left at the default; refuses rows beside text."""
     if rows is None or config is None:
         return config
     if text is not None:
@@ -278,15 +230,7 @@ def named(config: _Config | None, text: Any, rows: Any) -> _Config | None:
 
 
 def check_named(data: str, train: user_text.UserText) -> None:
-    """Refuses text in memory that a statement would call the docstrings of packages.
-
-    Args:
-      data: Corpus of a new run, which is how the statement calls the text.
-      train: The training users' part of what is given beside it.
-
-    Raises:
-      ValueError: If `data` was left at its default, and the text is something else.
-    """
+    """Refuses text in memory that a statement would call the docstrings of packages."""
     default = language_config.TextConfig.data
     if data == default and train.name != default:
         raise validation.UsageError(
@@ -296,15 +240,7 @@ def check_named(data: str, train: user_text.UserText) -> None:
 
 
 def check_on_disk(data: str, go_on: str) -> None:
-    """Refuses to go on without the text in memory that a run began with.
-
-    Args:
-      data: Corpus of the run, as its config names it.
-      go_on: The call in Python that gives the text again, for the message.
-
-    Raises:
-      UsageError: If the text was in memory.
-    """
+    """Refuses to go on without the text in memory that a run began with; `go_on` gives it again."""
     if sources.is_in_memory(data):
         raise validation.UsageError(
             f"The text of the run, {data!r}, was in memory: give it again, in Python: {go_on}."
@@ -383,15 +319,7 @@ def _read_vocabulary(
         size = vocabulary.DEFAULT_SIZE if size is None else size
         make = _maker(options.tokenizer)
         return vocabulary.of_training_users(train, size, lower_case=lower_case, make=make)
-    return public_vocabulary(
-        options.vocabulary,
-        size,
-        tokenizer=options.tokenizer,
-        lower_case=lower_case,
-        pretokenized=options.pretokenized,
-        data=options.data,
-        protected=protected,
-    )
+    return public_vocabulary(options, protected)
 
 
 def _read_base(options: TextOptions, protected: user_text.UserText) -> vocabulary.Vocabulary | None:
@@ -399,12 +327,7 @@ def _read_base(options: TextOptions, protected: user_text.UserText) -> vocabular
     if options.base_vocabulary == vocabulary.NO_BASE:
         return None
     base = public_vocabulary(
-        options.base_vocabulary,
-        options.vocabulary_size,
-        lower_case=options.lower_case,
-        pretokenized=options.pretokenized,
-        data=options.data,
-        protected=protected,
+        dataclasses.replace(options, vocabulary=options.base_vocabulary, tokenizer=None), protected
     )
     for is_refused, why in (
         (not base.is_public, "is counted on users of another run: name public words"),
@@ -418,35 +341,18 @@ def _read_base(options: TextOptions, protected: user_text.UserText) -> vocabular
 
 
 def public_vocabulary(
-    source: str | None,
-    size: int | None,
-    *,
-    tokenizer: str | None = None,
-    lower_case: bool,
-    pretokenized: bool,
-    data: str,
+    options: TextOptions | language_config.LanguageConfig,
     protected: user_text.UserText | None = None,
 ) -> vocabulary.Vocabulary:
     """Reads, counts or learns a vocabulary of public text.
 
-    Args:
-      source: 'docs', 'english', the vocabulary.json of a model, the tokenizer.json of a
-        checkpoint, or a file that the user declares to be public.
-      size: Largest number of words; None for all of a vocabulary.json, and for
-        `vocabulary.DEFAULT_SIZE` of anything else.
-      tokenizer: Kind of the vocabulary; None for what a file has, and for words.
-      lower_case: Whether words are in lower case.
-      pretokenized: Whether the texts of a file are words separated by white space.
-      data: The protected corpus, which `source` must not be.
-      protected: Text of the protected users, which the file is compared with; None if it is not
-        here.
-
-    Returns:
-      The vocabulary. That of a model is public only if its file says so.
-
-    Raises:
-      ValueError: If it cannot be used.
+    Its source is 'docs', 'english', the vocabulary.json of a model, which is public only if the
+    file says so, the tokenizer.json of a checkpoint, or a file that the user declares to be public.
+    That file must not be the data, and is compared with the text of the protected users, if it is
+    here.
     """
+    source, size, tokenizer = options.vocabulary, options.vocabulary_size, options.tokenizer
+    lower_case, data = options.lower_case, options.data
     assert source is not None  # `LanguageConfig.part` and `with_defaults` name it.
     if vocabulary_file.is_of_model(source):
         return _of_model(source, size, tokenizer=tokenizer, lower_case=lower_case)
@@ -478,7 +384,7 @@ def public_vocabulary(
         source,
         size,
         lower_case=lower_case,
-        is_tokenized=pretokenized,
+        is_tokenized=options.pretokenized,
         protected=protected,
         make=make,
     )

@@ -28,19 +28,7 @@ Model: TypeAlias = Union["tf.keras.Model", "model_lib.Model"]
 
 
 def read(model: Model, *, vocabulary_size: int, sequence_length: int) -> custom_model.CustomModel:
-    """Makes a language model of a custom model.
-
-    Args:
-      model: A `tf.keras.Model` or a functional model, also one of TFF.
-      vocabulary_size: Number of ids V, special tokens included, that it must score.
-      sequence_length: Number of positions T that it must read.
-
-    Returns:
-      The model, with its weights as the initial ones.
-
-    Raises:
-      ValueError: If it is neither, or cannot be trained; it says what to change.
-    """
+    """Makes a language model of a custom model."""
     from tff_dpftrl.learning import functional_model
     from tff_dpftrl.learning import model as model_lib
     from tff_dpftrl.models import keras_model, keras_versions
@@ -58,20 +46,7 @@ def read(model: Model, *, vocabulary_size: int, sequence_length: int) -> custom_
 
 
 def name_of(named: str, model: Model | None, trained_on: str | os.PathLike[str] | None) -> str:
-    """Returns the name of the model of a new run.
-
-    Args:
-      named: Name of the model in the run's config, perhaps the default.
-      model: Custom model; None for a model of this package.
-      trained_on: Public text that the custom model was trained on, or the folder of a run, as
-        a path; None if unknown.
-
-    Returns:
-      The name; `table.CUSTOM` for a custom model.
-
-    Raises:
-      UsageError: If the config names another model, or `trained_on` does not fit.
-    """
+    """Returns the name of the model of a new run: `table.CUSTOM` for a custom one."""
     if model is None:
         if trained_on is not None:
             raise validation.UsageError("model_trained_on is about a custom model: give model too.")
@@ -89,15 +64,7 @@ def name_of(named: str, model: Model | None, trained_on: str | os.PathLike[str] 
 
 
 def refuse_missing(model: str, output: pathlib.Path | None) -> None:
-    """Refuses a config of a custom model where no model is given.
-
-    Args:
-      model: Name of the model in the run's config.
-      output: Folder of the run if it has begun, for the message; else None.
-
-    Raises:
-      ValueError: If the config names a custom model; the message says how to give it.
-    """
+    """Refuses a config of a custom model where no model is given."""
     if model != table.CUSTOM:
         return
     call = "tff_dpftrl.train(config, output, model=...)"
@@ -111,13 +78,7 @@ def refuse_missing(model: str, output: pathlib.Path | None) -> None:
 def resume_command(model: str, output: pathlib.Path, data: str) -> str:
     """Returns the command, or the call in Python, that resumes the run in a folder.
 
-    Args:
-      model: Name of the model in the run's config.
-      output: Folder of the run.
-      data: Corpus of the run, as its config names it.
-
-    Returns:
-      The command or the call; what was in memory has to be given again.
+    What was in memory has to be given again.
     """
     given = ["model=..."] if model == table.CUSTOM else []
     if sources.is_in_memory(data):
@@ -133,18 +94,7 @@ def check_resumed(
     trained_on: str | os.PathLike[str] | None,
     output: pathlib.Path,
 ) -> None:
-    """Refuses to resume a run without its custom model, or with one that it does not have.
-
-    Args:
-      named: Name of the run's model.
-      model: Custom model; None if it was not given.
-      trained_on: Public text that is named for the model now. It must be None: the run has
-        recorded it.
-      output: Folder of the run.
-
-    Raises:
-      ValueError: If they do not fit each other.
-    """
+    """Refuses to resume a run without its custom model, or with one that it does not have."""
     if trained_on is not None:
         raise validation.UsageError(
             "model_trained_on is recorded when a run begins: leave it out to go on with it."
@@ -159,15 +109,7 @@ def check_resumed(
 
 
 def check_same(recorded: Mapping[str, Any], model: language_model.LanguageModel) -> None:
-    """Refuses a custom model that is not the one a run began with.
-
-    Args:
-      recorded: The run's `table.describe`.
-      model: The model, of any kind.
-
-    Raises:
-      ValueError: If it is another one.
-    """
+    """Refuses a custom model that is not the one a run began with."""
     if recorded["model"] == table.CUSTOM:
         table.from_description(recorded).check_same(model)
 
@@ -175,19 +117,7 @@ def check_same(recorded: Mapping[str, Any], model: language_model.LanguageModel)
 def for_file(
     stored: language_model.LanguageModel, model: Model | None, path: pathlib.Path
 ) -> language_model.LanguageModel:
-    """Returns the model that can use the weights of a file.
-
-    Args:
-      stored: Model that the file describes.
-      model: Custom model; None if it was not given.
-      path: The file, for messages.
-
-    Returns:
-      A model that can compute.
-
-    Raises:
-      ValueError: If the custom model is missing, or not that of the file.
-    """
+    """Returns the model that can use the weights of a file, which describes `stored`."""
     from tff_dpftrl.models import custom_model
 
     if not isinstance(stored, custom_model.Fingerprint):
@@ -214,19 +144,9 @@ def for_file(
 def weights_facts(
     trained_on: str | os.PathLike[str] | None, users: Sequence[str]
 ) -> dict[str, Any]:
-    """Returns what a run records of the initial weights of a custom model.
+    """Returns what a run records of the initial weights of a custom model, as for a warm start.
 
-    Args:
-      trained_on: Public text that they were trained on, or the folder of the run that they come
-        from, as a path; None if unknown.
-      users: Ids of the new run's training users.
-
-    Returns:
-      `initial_weights_source` and `initial_weights_are_public`, and what earlier runs have spent,
-      as for a warm start.
-
-    Raises:
-      UsageError: If the folder is not that of a run.
+    They were trained on public text, or come from the run in a folder, which is then a path.
     """
     if isinstance(trained_on, os.PathLike):
         return earlier_runs.of_caller(pathlib.Path(trained_on), users)

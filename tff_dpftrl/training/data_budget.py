@@ -42,19 +42,11 @@ class Budget:
 
 
 def of_corpus(data: str, folders: Sequence[str | os.PathLike[str]]) -> Budget:
-    """Finds the runs on a corpus in folders, and composes them.
+    """Finds the runs on a corpus in folders, and below them, and composes them.
 
-    Args:
-      data: The corpus, as `train --data` names it.
-      folders: Folders in which, and below which, results folders of runs are.
-
-    Returns:
-      The runs. A run is on the corpus if its options name the same one, or a copy of the file, or
-      if the corpus has the training users that are on the run's record. A choice among runs spends
-      its ε with its first draw, whatever has become of its runs, whose number is secret.
-
-    Raises:
-      UsageError: If a folder does not exist, or the files of a run cannot be read.
+    A run is on the corpus if its options name the same one, or a copy of the file, or if the corpus
+    has the training users that are on the run's record. A choice among runs spends its ε with its
+    first draw, whatever has become of its runs, whose number is secret.
     """
     asked = _Corpus(data)
     spent: dict[pathlib.Path, composition.Spent] = {}
@@ -118,9 +110,7 @@ class _Corpus:
     def is_of(self, named: str, folders: Iterable[pathlib.Path]) -> bool | None:
         """Returns whether runs were on the corpus, by its name or their records; None if unknown.
 
-        Args:
-          named: Name of the corpus in the runs' options. The file may have other users by now.
-          folders: Folders of the runs.
+        The file of that name may have other users by now.
         """
         if self.is_named(named):
             return True

@@ -31,15 +31,6 @@ class FederatedTrainer(prepared.Trainer):
         process: execution.CompiledProcess,
         client_value: Callable[[str, int], Any],
     ):
-        """Keeps its arguments.
-
-        Args:
-          user_ids: Ids of the training users.
-          plan: Privacy of the run, which draws the cohorts.
-          process: The learning process.
-          client_value: Function from a user and a round to the client's data, as the process takes
-            it.
-        """
         self._user_ids = user_ids
         self._plan = plan
         self._process = process
@@ -91,18 +82,7 @@ def open_trainer(
     placement: placement_lib.Placement,
     progress: progress_lib.Progress,
 ) -> Iterator[FederatedTrainer]:
-    """Builds the rounds of a run where they will run.
-
-    Args:
-      build: Function that builds the round.
-      plan: Privacy of the run.
-      language_task: Model and text of the run.
-      placement: Placement of the clients.
-      progress: Callback for progress lines.
-
-    Yields:
-      The trainer. Everything that was started for it is ended afterwards.
-    """
+    """Builds the rounds of a run where they will run; ends afterwards what was started for it."""
     progress("Building the computations ...")
     with _clients(placement) as clients:
         process = execution.CompiledProcess(

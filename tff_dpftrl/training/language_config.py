@@ -53,17 +53,7 @@ FILES = {
 
 
 def option(default: Any, help: str, group: str, minimum: float | None = None) -> Any:
-    """Makes a field of a config.
-
-    Args:
-      default: Value of the option if it is not given.
-      help: Meaning of the option, with its unit.
-      group: Name of the group of options in `--help`.
-      minimum: The smallest value; None for no bound.
-
-    Returns:
-      The field.
-    """
+    """Makes a field of a config, with its meaning and group in `--help`, and its smallest value."""
     return dataclasses.field(
         default=default, metadata={"help": help, "group": group, "minimum": minimum}
     )

@@ -63,40 +63,13 @@ COLUMNS = (
 
 
 def of_run(*, protects_held_out: bool) -> tuple[metrics_log.Column, ...]:
-    """Returns the columns of a run.
-
-    Args:
-      protects_held_out: Whether the figures of the held-out users are exact figures, too, of users
-        whom the run protects.
-    """
+    """Returns the columns of a run; protected held-out users have exact figures, too."""
     if not protects_held_out:
         return COLUMNS
     return tuple(
         dataclasses.replace(column, is_exact=column.is_exact or column.name.startswith("eval_"))
         for column in COLUMNS
     )
-
-
-HELD_OUT_NOT_COVERED = (
-    "What is measured on the held-out users, who never train and are protected too: exact figures "
-    "in private/ and on the terminal, and the choice of private/best_model.npz by them; do not "
-    "publish them."
-)
-"""Sentence of a statement whose run keeps the figures of the held-out users private."""
-
-_BESIDE_RELEASED = (
-    "What is measured on the held-out users without noise, who never train and are protected too: "
-    "exact figures in private/ and on the terminal; do not publish them."
-)
-
-
-def of_protected(*, released: bool) -> str:
-    """Returns what a statement does not cover of protected held-out users.
-
-    Args:
-      released: Whether evaluations on them are released with noise.
-    """
-    return _BESIDE_RELEASED if released else HELD_OUT_NOT_COVERED
 
 
 WHAT_IS_RELEASED = "loss and accuracy on each round's training cohort"
@@ -126,14 +99,9 @@ def figures_of_evaluations(vocabulary_size: int, sequence_length: int) -> releas
 def figures_of_rounds(vocabulary_size: int, sequence_length: int) -> released_metrics.Figures:
     """Returns the figures that federated training releases with noise.
 
-    Args:
-      vocabulary_size: Number of ids. The loss of a guess that takes all for equally likely is the
-        logarithm of it, which is the bound of a target's loss.
-      sequence_length: Number of targets of a sequence. A user counts about as one sequence of
-        targets, also with more: its vector is clipped, and its means stay as they are.
-
-    Returns:
-      The figures; their sums are those of `models.metrics`.
+    A target's loss is bounded by that of a guess that takes all ids for equally likely. A user
+    counts about as one sequence of targets, also with more: its vector is clipped, and its means
+    stay as they are. The sums are those of `models.metrics`.
     """
     targets = float(sequence_length)
     return released_metrics.Figures(

@@ -59,22 +59,7 @@ def open_run(
 ) -> OpenedRun:
     """Opens a run; nothing is written but the texts of a large table, to its folder `private`.
 
-    Args:
-      config: Options of a new run; None to go on with the run in `output`.
-      output: Folder of the run, which must be free for a new one.
-      text: Text and vocabulary of the run; read from the files that the config names if None.
-      rows: A table in memory instead of files (`sources.of_rows`).
-      model: Custom model; None if the config names one.
-      model_trained_on: Public text that the caller's model was trained on; None if unknown, and
-        for a run that has begun, which has recorded it.
-      progress: Callback for progress lines.
-      placement: Placement of the clients; in this process by default.
-
-    Returns:
-      The opened run.
-
-    Raises:
-      UsageError: If an option, a file, the folder or the population cannot be used.
+    The arguments are those of `training.run.train`.
     """
     known = None
     config = corpus.named(config, text, rows)
@@ -133,10 +118,6 @@ def _with_own_words(options: corpus.TextOptions, output: pathlib.Path) -> corpus
 
     The copy has the rule that splits texts into words, too, which this version may have changed.
     `check_identities` checks the words.
-
-    Raises:
-      UsageError: If words that were counted with noise are gone: another count would have other
-        noise, and cost once more.
     """
     own = output / vocabulary_file.NAME
     is_noised = options.vocabulary == vocabulary.DP

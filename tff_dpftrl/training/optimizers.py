@@ -1,4 +1,4 @@
-"""Optimizers of a run: those of its clients and of its server."""
+"""The optimizer of a run's server."""
 
 from __future__ import annotations
 
@@ -12,31 +12,10 @@ from tff_dpftrl.learning import optimizers as optimizers_lib
 from tff_dpftrl.training import learning_options
 
 
-def build_client_optimizer(
-    options: learning_options.LearningOptions,
-) -> optimizers_lib.Optimizer:
-    """Builds the clients' optimizer.
-
-    Args:
-      options: Options of the run.
-
-    Returns:
-      SGD without momentum.
-    """
-    return optimizers_lib.sgdm(options.client_learning_rate)
-
-
 def build_server_optimizer(
     options: learning_options.LearningOptions,
 ) -> optimizers_lib.Optimizer:
-    """Builds the server's optimizer, which only post-processes what was noised.
-
-    Args:
-      options: Options of the run.
-
-    Returns:
-      The optimizer, with its schedule, restarts and average.
-    """
+    """Builds the server's optimizer, which only post-processes what was noised."""
     rate = options.server_learning_rate
     match options.server_optimizer:
         case "adam":

@@ -26,19 +26,7 @@ NOISY = (*_NOISE, "simulate_report_goal", "simulate_population")
 def config_from_mapping(
     values: Mapping[str, Any], source: str, kind: type[Config] = config_lib.TrainingConfig
 ) -> Config:
-    """Builds a config, refusing unknown keys.
-
-    Args:
-      values: Field names and values.
-      source: Name of the file or the command line that they are from, for error messages.
-      kind: Class of the config.
-
-    Returns:
-      The validated config.
-
-    Raises:
-      ValueError: If a key is unknown or a value cannot be used.
-    """
+    """Builds a config, refusing unknown keys of a source, a file or the command line."""
     check_names(values, source, kind)
     return kind(**values)
 
@@ -64,18 +52,11 @@ def check_names(
 
 
 def overrule(options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Overrules the options of a file, say, by flags.
+    """Overrules the options of a file, say, by flags, of which None stands for "not given".
 
     Naming `noise_multiplier` takes `target_epsilon` away, and the other way round; a mechanism
     takes the `strategy` away that would stand in its place. The mechanism 'none' takes noise
-    multiplier and target away, and the larger run whose noise is simulated.
-
-    Args:
-      options: Field names of `TrainingConfig` and values; nothing is validated.
-      given: Field names and values that overrule them; None stands for "not given".
-
-    Returns:
-      All of them, fit for `config_from_mapping`.
+    multiplier and target away, and the larger run whose noise is simulated. Nothing is validated.
     """
     without = set(NOISY) if given.get("mechanism") == "none" else set()
     without |= {"strategy"} if given.get("mechanism") is not None else set()
@@ -85,36 +66,14 @@ def overrule(options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
 
 
 def of_begun_run(values: Mapping[str, Any], source: str) -> config_lib.TrainingConfig:
-    """Returns the config of a training run, perhaps of an earlier version of this package.
-
-    Args:
-      values: Options of the run, as its manifest has them.
-      source: Name of the manifest, for error messages.
-
-    Returns:
-      The config.
-
-    Raises:
-      UsageError: If a key is unknown or a value cannot be used.
-    """
+    """Returns the config of a training run, perhaps of an earlier version of this package."""
     options = language_config.begun(values)
     options.pop("engine", None)  # Earlier versions had two.
     return config_from_mapping(options, source)
 
 
 def of_manifest(known: manifest.Manifest, output: pathlib.Path) -> config_lib.TrainingConfig:
-    """Returns the config of the training run in a folder.
-
-    Args:
-      known: Manifest of the run.
-      output: Folder of the run.
-
-    Returns:
-      The config.
-
-    Raises:
-      UsageError: If the run is of another kind, or its options cannot be used.
-    """
+    """Returns the config of the training run in a folder."""
     known.check_kind(manifest.TRAINING, output)
     return of_begun_run(known.config, str(output / "config.json"))
 
@@ -123,14 +82,7 @@ _BUILT_IN = pathlib.Path(__file__).parent / "configs"
 
 
 def built_in_configs(kind: type[language_config.TextConfig] | None = None) -> tuple[str, ...]:
-    """Returns the names of the configs that come with the package.
-
-    Args:
-      kind: Class of the configs, all options of which it has; None for all configs.
-
-    Returns:
-      The names, sorted.
-    """
+    """Returns the names of the package's configs, sorted; only those with options of `kind`."""
     names = sorted(path.stem for path in _BUILT_IN.glob("*.toml"))
     if kind is None:
         return tuple(names)
@@ -152,19 +104,10 @@ def _find(path: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads the options of a TOML file.
+    """Reads the options of a TOML file; if there is none, of a config of the package.
 
-    Options may stand at the top level or, for order's sake, in tables of any
-    name: `[privacy]` followed by `clip_norm = 1.0` is the same as the latter alone.
-
-    Args:
-      path: The file, or a name from `built_in_configs`. A file of this name comes first.
-
-    Returns:
-      Option names and values; nothing is validated but the TOML syntax.
-
-    Raises:
-      ValueError: If the file is missing, is not TOML, or gives an option twice.
+    Options may stand at the top level or, for order's sake, in tables of any name: `[privacy]`
+    followed by `clip_norm = 1.0` is the same as the latter alone. No option is validated.
     """
     try:
         import tomllib

@@ -118,17 +118,9 @@ def read(
 ) -> PublicText:
     """Reads public text and vocabulary, without TensorFlow.
 
-    Args:
-      config: Options of the pretraining, which name the text.
-      options: Options of the later run: its vocabulary, and its users' data, which the public
-        text must not be.
-      rows: A table in memory instead of files (`sources.of_rows`); `config.data` is then its name.
-
-    Returns:
-      The text. About one user in ten, by a hash of their id, is held out.
-
-    Raises:
-      ValueError: If text or vocabulary cannot be used.
+    The text must not be the users' data of the later run, whose options are the second argument.
+    About one user in ten, by a hash of their id, is held out. Rows are a table in memory instead of
+    files (`sources.of_rows`), and `config.data` is then its name.
     """
     options = options.with_defaults()
     if options.vocabulary in ("private", vocabulary.DP):
@@ -189,14 +181,7 @@ def read(
                 f"data {corpus.name!r} has {len(corpus)} users, too few to {verb} any with text: "
                 "about one in ten is held out, by a hash of their ids. Use more text."
             )
-    words = corpus_lib.public_vocabulary(
-        options.vocabulary,
-        options.vocabulary_size,
-        tokenizer=options.tokenizer,
-        lower_case=options.lower_case,
-        pretokenized=options.pretokenized,
-        data=options.data,
-    )
+    words = corpus_lib.public_vocabulary(options)
     if not words.is_public:
         raise validation.UsageError(
             f"vocabulary {options.vocabulary} is not of public text, and pretraining reads public "
@@ -242,12 +227,7 @@ def _name_of_rows(config: PretrainingConfig) -> str:
 
 
 def check_is_free(output: pathlib.Path) -> None:
-    """Refuses a folder that holds something that would be overwritten.
-
-    Raises:
-      ValueError: If it is not empty, but for what an interruption left in the first epoch, or
-        is a file.
-    """
+    """Refuses a file, and a folder with more than an interruption left in the first epoch."""
     if output.is_dir():
         names = {path.name for path in output.iterdir() if not durable_files.is_leftover(path)}
         is_free = names <= _BEFORE_MODEL

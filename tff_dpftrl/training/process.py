@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 
 from tff_dpftrl.execution import federated_round
 from tff_dpftrl.learning import local_updates, metric_sums, rounds
 from tff_dpftrl.learning import model as model_lib
+from tff_dpftrl.learning import optimizers as optimizers_lib
 from tff_dpftrl.mechanisms import restarts
 from tff_dpftrl.private_round import (
     adaptive_clipping,
@@ -30,16 +30,9 @@ def build_round(
     *,
     metrics: metric_sums.Build = metric_sums.build,
 ) -> federated_round.FederatedRound:
-    """Builds the round of a run.
+    """Builds the round of a run; the class of the plan decides which one it is.
 
-    Args:
-      plan: Mechanism, noise and clipping; its class decides which round it is.
-      options: Optimizers and their learning rates.
-      model: The model, with its initial weights.
-      metrics: Function that builds the sums of the clients' training metrics.
-
-    Returns:
-      Unweighted federated averaging with DP-FTRL, or DP-FedAvg or DP-FedSGD.
+    It is unweighted federated averaging with DP-FTRL, or DP-FedAvg or DP-FedSGD.
     """
     return rounds.build_training(
         model,
@@ -53,7 +46,7 @@ def build_round(
 def _local_update(
     plan: privacy.PrivacyPlan, options: learning_options.LearningOptions
 ) -> local_updates.LocalUpdate:
-    optimizer = optimizers.build_client_optimizer(options)
+    optimizer = optimizers_lib.sgdm(options.client_learning_rate)
     if not isinstance(plan, sampled_privacy.SampledPlan):
         return local_updates.FedAvg(optimizer)
     if plan.algorithm == "dp-fedsgd":
@@ -66,37 +59,24 @@ def _clipping(plan: sampled_privacy.SampledPlan) -> clipping.Clipping:
     return clip(plan.clip_norms)
 
 
-@functools.singledispatch
 def _private_round(
     plan: privacy.PrivacyPlan, options: learning_options.LearningOptions
 ) -> interface.PrivateRound:
     """Builds the mechanism of a plan; which one depends on the class of the plan."""
-    raise TypeError(f"There is no round for a {type(plan).__name__}: register one here.")
-
-
-@_private_round.register
-def _(
-    plan: sampled_privacy.SampledPlan, options: learning_options.LearningOptions
-) -> interface.PrivateRound:
-    estimator = {
-        sampled_privacy.FIXED: estimators.FixedDenominator,
-        sampled_privacy.CLIPPED: estimators.ClippedDenominator,
-    }[plan.estimator]
-    return sampled_gaussian.SampledGaussianRound(
-        clipping=_clipping(plan),
-        noise_multiplier=plan.noise_multiplier,
-        estimator=estimator(plan.sampling_probability, plan.num_clients),
-        deterministic_seed=plan.deterministic_seed,
-        secure_noise=options.noise == "secure",
-    )
-
-
-@_private_round.register(dp_ftrl_privacy.DpFtrlPlan)
-@_private_round.register(amplified_privacy.AmplifiedPlan)
-def _(
-    plan: dp_ftrl_privacy.DpFtrlPlan | amplified_privacy.AmplifiedPlan,
-    options: learning_options.LearningOptions,
-) -> interface.PrivateRound:
+    if isinstance(plan, sampled_privacy.SampledPlan):
+        estimator = {
+            sampled_privacy.FIXED: estimators.FixedDenominator,
+            sampled_privacy.CLIPPED: estimators.ClippedDenominator,
+        }[plan.estimator]
+        return sampled_gaussian.SampledGaussianRound(
+            clipping=_clipping(plan),
+            noise_multiplier=plan.noise_multiplier,
+            estimator=estimator(plan.sampling_probability, plan.num_clients),
+            deterministic_seed=plan.deterministic_seed,
+            secure_noise=options.noise == "secure",
+        )
+    if not isinstance(plan, dp_ftrl_privacy.DpFtrlPlan | amplified_privacy.AmplifiedPlan):
+        raise TypeError(f"There is no round for a {type(plan).__name__}.")
     encoding = getattr(plan, "encoding", None)
     common = {
         "noise_multiplier": plan.noise_multiplier,
@@ -136,17 +116,10 @@ def _(
 def build_aggregation(
     options: learning_options.LearningOptions, plan: privacy.PrivacyPlan
 ) -> rounds.Aggregation:
-    """Builds the aggregation of the clients' updates.
+    """Builds the aggregation of the clients' updates; a plain mean if the plan has no mechanism.
 
-    It counts clients whose update is not finite, for the operator's eyes only, except
-    under secure aggregation, which hides who they are.
-
-    Args:
-      options: Options of learning; those of clipping and of the noise matter.
-      plan: Mechanism, noise and clipping.
-
-    Returns:
-      The aggregation; a plain mean if the plan has no mechanism.
+    It counts clients whose update is not finite, for the operator's eyes only, except under secure
+    aggregation, which hides who they are.
     """
     if getattr(plan, "strategy", plan) is None:
         return aggregation.PlainMean()

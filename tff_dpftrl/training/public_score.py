@@ -23,18 +23,7 @@ _SEED = 0  # Of the choice of sequences: the same ones for all models of one voc
 
 
 def read(name: str, protected: corpus.UserOptions) -> user_text.UserText:
-    """Reads a public text.
-
-    Args:
-      name: A file of text by user, or `pretraining.STANDARD_LIBRARY`.
-      protected: Options of the users that the runs protect, and their text.
-
-    Returns:
-      The text.
-
-    Raises:
-      UsageError: If it cannot be read, has no words, or is text of these users.
-    """
+    """Reads the standard library's docstrings, or a file with no text of the runs' users."""
     if sources.share_texts(name, protected.data, protected):
         raise validation.UsageError(
             f"The text that scores the runs, {name!r}, is the text that they protect, a copy of "
@@ -54,17 +43,9 @@ def read(name: str, protected: corpus.UserOptions) -> user_text.UserText:
 
 
 def bits_per_character(folder: pathlib.Path, text: user_text.UserText) -> float:
-    """Computes the score of the model in a folder; NaN if its weights are not finite.
+    """Computes the score of the model in a finished run's folder; NaN if it is not finite.
 
-    Args:
-      folder: Folder of a finished run.
-      text: Public text.
-
-    Returns:
-      Bits per character of the text, all words counted.
-
-    Raises:
-      UsageError: If the folder has no model, or the model none of a language.
+    All words of the text count.
     """
     trained = trained_model.find(folder, is_published=False).load()
     rows = sequences.SequenceCorpus(

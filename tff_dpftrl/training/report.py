@@ -54,11 +54,20 @@ _HELD_OUT_NOTE = (
     "the histograms, say, has the shares of words where 0, 1, 2 ... of the model's likeliest words "
     "are among the 10 most frequent words of these users."
 )
+# Sentences of a statement on protected held-out users, who are measured in private only, or with
+# noise, too.
+_HELD_OUT_NOT_COVERED = (
+    "What is measured on the held-out users, who never train and are protected too: exact figures "
+    "in private/ and on the terminal, and the choice of private/best_model.npz by them; do not "
+    "publish them."
+)
+_BESIDE_RELEASED = (
+    "What is measured on the held-out users without noise, who never train and are protected too: "
+    "exact figures in private/ and on the terminal; do not publish them."
+)
 _BASELINES = pathlib.PurePath("private", "baselines.json")
 _KEYBOARD_BASELINES = pathlib.PurePath("private", "keyboard_baselines.json")
 _HELD_OUT = "held_out.json"
-# What comes of reading JSON that has other values than were written.
-_NOT_AS_WRITTEN = (ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,37 +108,13 @@ class TrainingResults:
 def report(output: pathlib.Path) -> TrainingResults:
     """Writes statement, curves and model of what a training run has committed so far.
 
-    The run may be interrupted or finished, but not under way. It can be resumed
-    afterwards.
-
-    Args:
-      output: Folder of the run; `privacy_statement.json` and `.md`, `curves.png` and
-        `model.npz` in it are replaced.
-
-    Returns:
-      The results, which are also in the folder.
-
-    Raises:
-      UsageError: If there is no run, another process has it open, its files were
-        changed, or none of its rounds has been committed yet.
-      OSError: If a file cannot be written.
+    The run may be interrupted or finished, but not under way. It can be resumed afterwards.
     """
     return run.report(output, lambda known: reportable(known, output))
 
 
 def reportable(known: manifest.Manifest, output: pathlib.Path) -> prepared.Reportable:
-    """Returns what the report on a training run is made of.
-
-    Args:
-      known: Manifest of the run.
-      output: Folder of the run, for messages.
-
-    Returns:
-      The material of the report.
-
-    Raises:
-      UsageError: If it is the manifest of another kind of run.
-    """
+    """Returns what the report on a training run is made of."""
     config = options_lib.of_manifest(known, output)
     plan = config.privacy().resumed(
         known.facts["training_users"], known.facts["num_parameters"], known.derived
@@ -143,17 +128,7 @@ def of_training_run(
     plan: privacy.FederatedPlan,
     output: pathlib.Path,
 ) -> prepared.Reportable:
-    """Returns what the report on a training run is made of.
-
-    Args:
-      config: Options of the run.
-      known: Manifest of the run.
-      plan: Privacy of the run.
-      output: Folder of the run.
-
-    Returns:
-      The material of the report.
-    """
+    """Returns what the report on a training run is made of."""
     return of_run(
         config.part(ReportOptions),
         known,
@@ -174,15 +149,10 @@ def figures_of(known: manifest.Manifest) -> released_metrics.Figures:
 
 
 def not_covered_of_held_out(held_out_users: str, *, released: bool = False) -> list[str]:
-    """Returns what a statement does not cover of the held-out users, if they are protected.
-
-    Args:
-      held_out_users: The option: "public" or "protected".
-      released: Whether evaluations on them are released with noise.
-    """
+    """Returns what a statement does not cover of held-out users; nothing if they are public."""
     if held_out_users != "protected":
         return []
-    return [metrics_columns.of_protected(released=released)]
+    return [_BESIDE_RELEASED if released else _HELD_OUT_NOT_COVERED]
 
 
 def evaluation_of(known: manifest.Manifest) -> released_metrics.Figures:
@@ -206,20 +176,10 @@ def of_run(
 ) -> prepared.Reportable:
     """Returns what the report on a run on text is made of.
 
-    Args:
-      options: Options that the report depends on.
-      known: Manifest of the run.
-      plan: Privacy of the run.
-      unit: Name of a round: "round" or "step".
-      exact: Sentence on the exact figures of such a run, which no statement covers.
-      go_on: Command, or call in Python, that resumes the run.
-      whole: Function from the trained weights to those of the model; the identity by default.
-      figures: Function that returns the figures of the training cohorts, if they are released
-        within the budget.
-      evaluation: Function that returns those of protected held-out users, if they are, too.
-
-    Returns:
-      The material of the report.
+    A `unit` is the name of a round, and `exact` a sentence on the exact figures of such a run,
+    which no statement covers. `whole` makes the weights of the model of the trained ones. The
+    figures of the training cohorts, and of protected held-out users, count only if the plan
+    releases them.
     """
     stddev = released_metrics.noise_of(plan)
     released = figures() if figures is not None and stddev is not None else None
@@ -295,15 +255,6 @@ class TextPresentation(prepared.Presentation):
         stddev: float | None = None,
         evaluation: released_metrics.Figures | None = None,
     ):
-        """Initialises the presentation.
-
-        Args:
-          known: Manifest of the run.
-          unit: Name of a round: "round" or "step".
-          figures: Figures of the training cohorts that are released with noise; None for none.
-          stddev: Standard deviation of their noise.
-          evaluation: Figures of protected held-out users that are released with noise, too.
-        """
         self._protects_held_out = _protects_held_out(known)
         self.columns = metrics_columns.of_run(protects_held_out=self._protects_held_out)
         self.columns += () if figures is None else figures.columns
@@ -371,14 +322,6 @@ class TextEvaluator(prepared.Evaluator):
         protects_held_out: bool = False,
         counts_of_users: evaluation.CountsOfUsers | None = None,
     ):
-        """Initialises the evaluator.
-
-        Args:
-          task: Model and text of the run.
-          baselines: Top-1 accuracies of models to compare with besides n-grams, by name.
-          protects_held_out: Whether all that is measured is kept in `private/`.
-          counts_of_users: Counter of what is released with noise; None if nothing is.
-        """
         self._protects_held_out = protects_held_out
         self._task = task
         self._baselines = baselines or {}
@@ -411,87 +354,64 @@ def _protects_held_out(known: manifest.Manifest) -> bool:
 def write_held_out(
     output: pathlib.Path, rounds_done: int, measured: Mapping[str, Any], *, private: bool = False
 ) -> None:
-    """Writes what `TextTask.examine` measured after the last round.
-
-    Args:
-      output: Folder of the run.
-      rounds_done: Number of rounds that the measured model has seen.
-      measured: The metrics.
-      private: Whether they are written to `private/`.
-
-    Raises:
-      OSError: If the file cannot be written.
-    """
+    """Writes what `TextTask.examine` measured after the last round."""
     text = json.dumps({"note": _HELD_OUT_NOTE, "round": rounds_done, **measured}, indent=2) + "\n"
     folder = output / manifest.PRIVATE if private else output
     durable_files.write(folder / _HELD_OUT, text.encode("utf-8"), private=private)
 
 
 def add_baselines(output: pathlib.Path, baselines: Mapping[str, float]) -> None:
-    """Adds accuracies of simpler models to those in `private/`.
-
-    Args:
-      output: Folder of the run.
-      baselines: Top-1 accuracies by name.
-
-    Raises:
-      UsageError: If the file is damaged.
-      OSError: If it cannot be written.
-    """
+    """Adds accuracies of simpler models to those in `private/`."""
     if baselines:
         text = json.dumps({**_read_baselines(output), **baselines}, indent=2) + "\n"
         durable_files.write(output / _BASELINES, text.encode("utf-8"), private=True)
 
 
-def _read_baselines(output: pathlib.Path) -> dict[str, float]:
-    path = output / _BASELINES
-    if not path.exists():
-        return {}
+def _read(path: pathlib.PurePath, output: pathlib.Path, check: Callable[[Any], Any]) -> Any:
+    """Returns what a check makes of the JSON of a file in a run's folder; None if it is missing."""
+    file = output / path
+    if not file.exists():
+        return None
     try:
-        baselines = json_text.read_outside(path, folder=output)
+        return check(json_text.read_outside(file, folder=output))
+    # What comes of reading JSON that has other values than were written.
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
+        raise validation.UsageError(
+            f"{file} is damaged: restore it, or remove it to report without it."
+        ) from None
+
+
+def _read_baselines(output: pathlib.Path) -> dict[str, float]:
+    def check(baselines: Any) -> dict[str, float]:
         return {name: float(accuracy) for name, accuracy in baselines.items()}
-    except _NOT_AS_WRITTEN:
-        raise _damaged(path) from None
+
+    return _read(_BASELINES, output, check) or {}
 
 
 def _read_keyboard_baselines(output: pathlib.Path) -> dict[str, Mapping[str, Any]]:
-    path = output / _KEYBOARD_BASELINES
-    if not path.exists():  # Of an older run.
-        return {}
-    try:
-        baselines = json_text.read_outside(path, folder=output)
+    def check(baselines: Any) -> dict[str, Mapping[str, Any]]:
         for measured in baselines.values():
             keyboard_shares(measured)  # It reads all that is needed.
-    except _NOT_AS_WRITTEN:
-        raise _damaged(path) from None
-    return baselines
+        return baselines
 
-
-def _damaged(path: pathlib.Path) -> validation.UsageError:
-    return validation.UsageError(
-        f"{path} is damaged: restore it, or remove it to report without it."
-    )
+    return _read(_KEYBOARD_BASELINES, output, check) or {}  # Older runs had none.
 
 
 def _read_held_out(output: pathlib.Path, rounds_done: int) -> dict[str, Any] | None:
-    path = output / _HELD_OUT
-    if not path.exists():
-        path = output / manifest.PRIVATE / _HELD_OUT
-    if not path.exists():
-        return None
-    try:
-        measured = json_text.read_outside(path, folder=output)
+    def check(measured: Any) -> dict[str, Any] | None:
         if measured["round"] != rounds_done:
             return None
         _on_held_out_users(measured)  # They read all that is needed.
         head = measured["head_words"]
         if any(len(shares) != head["top"] + 1 for shares in head["histograms"].values()):
-            raise _damaged(path)
+            raise ValueError
         if "keyboard" in measured:  # Older runs had none.
             keyboard_shares(measured["keyboard"])
-    except _NOT_AS_WRITTEN:
-        raise _damaged(path) from None
-    return measured
+        return measured
+
+    is_public = (output / _HELD_OUT).exists()
+    path = _HELD_OUT if is_public else manifest.PRIVATE / pathlib.PurePath(_HELD_OUT)
+    return _read(path, output, check)
 
 
 def _on_held_out_users(measured: Mapping[str, Any]) -> str:
@@ -520,13 +440,9 @@ def _on_held_out_users(measured: Mapping[str, Any]) -> str:
 
 
 def keyboard_shares(measured: Mapping[str, Any]) -> list[str]:
-    """Returns the figures of `results.KEYBOARD_METRICS` in what `keyboard.Meter` found.
+    """Returns percentages of what `keyboard.Meter` found; "–" for a share of nothing.
 
-    Args:
-      measured: What it returned, perhaps from a file.
-
-    Returns:
-      Percentages; "–" for a share of nothing.
+    They are those of `results.KEYBOARD_METRICS`.
     """
     values = (measured[name] for name in results.KEYBOARD_METRICS)
     return ["–" if value is None else f"{value:.1%}" for value in values]
@@ -563,15 +479,9 @@ def failure(
 ) -> str | None:
     """Returns a warning if the model is worse than no training at all.
 
-    Args:
-      rows: Metrics of the committed rounds.
-      vocabulary_size: Number of ids that the model chooses from.
-      baselines: Top-1 accuracies of simpler models, `PRETRAINED` perhaps among them.
-
-    Returns:
-      A sentence if the last held-out accuracy is below that of the pretrained model, or the
-      loss above that of a guess that takes all words for equally likely, which is what an
-      untrained model makes; else None.
+    That is so if the last held-out accuracy is below that of the pretrained model, one of the
+    baselines, or the loss above that of a guess that takes all words for equally likely, which is
+    what an untrained model makes.
     """
     accuracies = [row[stopping.ACCURACY] for row in rows if row.get(stopping.ACCURACY) is not None]
     before = (baselines or {}).get(PRETRAINED)

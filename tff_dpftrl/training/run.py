@@ -106,19 +106,7 @@ def train(
 def train_opened(
     opened: opening.OpenedRun, progress: progress_lib.Progress = progress_lib.to_stderr
 ) -> report.TrainingResults:
-    """Trains a run that `opening` has opened, to its end.
-
-    Args:
-      opened: The run.
-      progress: Callback for progress lines and warnings; prints to standard error by default.
-
-    Returns:
-      Metrics, statement and summary, which are also in the folder.
-
-    Raises:
-      UsageError: If the model or the data cannot be used.
-      OSError: If a file cannot be written; every committed round is kept.
-    """
+    """Trains a run that `opening` has opened, to its end."""
     return run_lib.train(
         opened.output,
         opened.known,

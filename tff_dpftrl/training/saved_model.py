@@ -46,16 +46,7 @@ class NextIds(tf.Module):
     def signature(
         self, top: int, batch_size: int | None = None, *, with_history: bool = False
     ) -> Any:
-        """Returns the function of the signature `ids`, as `write` describes it.
-
-        Args:
-          top: Number of words k; all of the vocabulary if it has fewer.
-          batch_size: Number of sequences; None for any number.
-          with_history: Whether it is that of `ids_with_history`.
-
-        Returns:
-          A `tf.function` of `ids`, int32, shape [n, T], and perhaps `history`.
-        """
+        """Returns the function of the signature `ids` or `ids_with_history`; see `write`."""
         trained = self._trained
         specs = [tf.TensorSpec([batch_size, trained.model.sequence_length], tf.int32, name="ids")]
         if with_history:
@@ -139,18 +130,7 @@ def check_output(
     file: str = _FILE,
     what: str = "SavedModel",
 ) -> None:
-    """Refuses a folder that an exported model may not be written to.
-
-    Args:
-      output: The folder.
-      overwrite: Whether an exported model that is there may be replaced.
-      file: Name of the file by which such a folder is known.
-      what: Name of such a folder, for messages.
-
-    Raises:
-      ValueError: If something is there already, unless it is an exported model of this kind that
-        may be replaced, or the folder that it is to be in does not exist.
-    """
+    """Refuses a folder that an exported model may not be written to."""
     output = pathlib.Path(output)
     if not output.absolute().parent.is_dir():
         raise validation.UsageError(

@@ -16,18 +16,7 @@ _MANY_UNKNOWN = 0.1  # Share of unknown words above which a run is told what to 
 
 
 def describe_task(language_task: text_task.TextTask, *, words_are_kept: bool = False) -> list[str]:
-    """Describes users, text and vocabulary: exact figures, for the operator's eyes only.
-
-    Args:
-      language_task: Text and vocabulary of the run.
-      words_are_kept: Whether the vocabulary is that of the initial weights, as in fine-tuning.
-
-    Returns:
-      A line for each, and a hint if many words are unknown.
-
-    Raises:
-      UsageError: If the vocabulary has no word of the text at all.
-    """
+    """Describes users, text and vocabulary: exact figures, for the operator's eyes only."""
     words, text = language_task.words, language_task.training_text
     without = f" ({text.num_users_without_text} of them without text)"
     return [
@@ -44,15 +33,9 @@ def describe_task(language_task: text_task.TextTask, *, words_are_kept: bool = F
 def describe_script(
     texts: Iterable[str], words: vocabulary.Vocabulary, *, are_kept: bool = False
 ) -> list[str]:
-    """Says what to do about texts without spaces between words.
+    """Says what to do about texts without spaces between words, unless there are sub-words.
 
-    Args:
-      texts: Texts, the first of which are looked at.
-      words: Vocabulary of the model.
-      are_kept: Whether it is that of the initial weights.
-
-    Returns:
-      A line; none if texts have spaces, or the vocabulary has sub-words.
+    Kept words are those of the initial weights.
     """
     first = itertools.islice(texts, _NUM_LOOKED_AT)
     if isinstance(words, subwords.Subwords) or not tokenizer.is_unspaced(first):
@@ -70,19 +53,11 @@ def describe_script(
 def describe_unknown_words(
     share: float, words: vocabulary.Vocabulary, *, are_kept: bool = False
 ) -> list[str]:
-    """Says what to do about a vocabulary that lacks many of a text's words.
+    """Says what to do about a vocabulary that lacks more than a tenth of a text's words.
 
-    Args:
-      share: Share of the words of the text that are not in the vocabulary.
-      words: The vocabulary.
-      are_kept: Whether it is that of the initial weights, which other words would not fit.
-
-    Returns:
-      A line, without the share; none if the share is at most a tenth.
-
-    Raises:
-      UsageError: If the vocabulary has no word of the text at all, unless it was counted with
-        noise: that would show a draw before it is kept.
+    Other words would not fit initial weights whose words are kept. A vocabulary that has no word of
+    the text at all is refused, unless it was counted with noise: that would show a draw before it
+    is kept.
     """
     if share == 1.0 and not words.is_noised:
         raise validation.UsageError(
@@ -111,14 +86,7 @@ def describe_plan(
 ) -> list[str]:
     """Describes participation, noise, the ε to come, and the ratio of noise to signal.
 
-    Args:
-      plan: Privacy of the run.
-      num_parameters: Number of trainable weights.
-      unit: Name of a round: "round" or "step".
-      swamped: Ratio `PrivacyPlan.noise_to_signal` above which a hint is added.
-
-    Returns:
-      One line for each, and a warning if the noise outweighs everything there is to learn.
+    Above the ratio `swamped` of `PrivacyPlan.noise_to_signal`, a hint is added.
     """
     lines = plan.describe()
     epsilon = plan.epsilon_after(plan.num_rounds)

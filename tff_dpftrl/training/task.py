@@ -51,12 +51,7 @@ class LanguageTask(text_task.TextTask):
     def client_rows(self, user_id: str, round_index: int) -> np.ndarray:
         """Draws one client's sequences for one round, the same ones if it is repeated.
 
-        Args:
-          user_id: Id of a training user.
-          round_index: Number of the round, from 0.
-
-        Returns:
-          Word ids, int32, shape [n, sequence_length + 1].
+        They are word ids, int32, [n, sequence_length + 1].
         """
         seed = int(np.random.SeedSequence([self.seed, round_index]).generate_state(1)[0])
         return client_datasets.client_rows(self.train, user_id, self.client_spec, seed)
@@ -78,19 +73,7 @@ class LanguageTask(text_task.TextTask):
 def build_language_task(
     options: TaskOptions, text: corpus.RunText, model: custom_models.Model | None = None
 ) -> LanguageTask:
-    """Builds the task of a run.
-
-    Args:
-      options: Options of the task.
-      text: Text and vocabulary of the run.
-      model: Custom model; None if the options name one of this package.
-
-    Returns:
-      The task.
-
-    Raises:
-      ValueError: If text or model cannot be used.
-    """
+    """Builds the task of a run."""
     sizes = {"vocabulary_size": text.words.size, "sequence_length": options.sequence_length}
     if model is None:
         built = table.build(options.model, **sizes, **options.model_sizes)

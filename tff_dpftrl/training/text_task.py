@@ -101,17 +101,9 @@ class TextTask:
         """Returns the counter of what is released of protected held-out users, with noise.
 
         What a user contributes depends on its own text and id, and on nothing of other users but
-        the number of training users.
-
-        Args:
-          most: Number of training users up to which all held-out users are measured; of more
-            training users, as large a part of the held-out ones.
-
-        Returns:
-          The counter, perhaps of nobody.
-
-        Raises:
-          UsageError: If users were not held out by their ids alone, as `split.by_user` does it.
+        the number of training users: if it is at most `most`, all held-out users are measured, and
+        of more training users as large a part. Users must be held out by their ids alone, as
+        `split.by_user` does it.
         """
         wrong = sum(map(split.is_held_out, self.train.user_ids))
         wrong += sum(not split.is_held_out(user) for user in self.held_out_text.user_ids)
@@ -133,18 +125,14 @@ class TextTask:
         return evaluation.CountsOfUsers(self.model, self.special, padded)
 
     def examine(self, weights: Sequence[np.ndarray]) -> dict[str, Any]:
-        """Measures on held-out users what is measured once, after training.
+        """Measures on held-out users what is measured once, after training, as JSON.
 
-        Args:
-          weights: Trainable weights.
-
-        Returns:
-          Fit for JSON. `users`, `sequences` and `words`: what it was measured on;
-          `accuracy_by_user`: for the two ways to count words out of the vocabulary, the
-          number of users who have words, and quantiles of their top-1 accuracies;
-          `head_words`: the histogram of Table 3 of McMahan et al. 2018; `keyboard`: the
-          result of `keyboard.Meter`; `earlier_text`: top-1 accuracies over the words of the
-          vocabulary, with a cache of what the same user wrote earlier and without it.
+        `users`, `sequences` and `words` say what it was measured on. `accuracy_by_user` has, for
+        the two ways to count words out of the vocabulary, the number of users who have words, and
+        quantiles of their top-1 accuracies. `head_words` is the histogram of Table 3 of McMahan et
+        al. 2018, `keyboard` the result of `keyboard.Meter`, and `earlier_text` has top-1 accuracies
+        over the words of the vocabulary, with a cache of what the same user wrote earlier and
+        without it.
         """
         meter = keyboard.Meter(self._typed)
         predictions = held_out.predict_words(
@@ -289,18 +277,7 @@ def sequences_of(
     *,
     max_held_out: int,
 ) -> dict[str, Any]:
-    """Encodes the text of a task.
-
-    Args:
-      train: Text of the training users.
-      held_out: Text of users who never train.
-      words: The vocabulary.
-      spec: Length of the sequences, and whether long texts are split.
-      max_held_out: Largest number of held-out sequences.
-
-    Returns:
-      The attributes of `TextTask` that are made of these, by name.
-    """
+    """Encodes the text of a task: the attributes of `TextTask` that are made of it, by name."""
     others = sequences.SequenceCorpus(held_out, words, spec)
     rows, users, places = others.pooled_with_users(
         max_sequences=max_held_out, seed=_EVALUATION_SEED

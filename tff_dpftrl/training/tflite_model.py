@@ -35,15 +35,7 @@ device: nothing else needs them.
 
 
 def check_output(output: str | pathlib.Path, *, overwrite: bool = False) -> None:
-    """Refuses a folder that `write` may not write to.
-
-    Args:
-      output: The folder.
-      overwrite: Whether a folder that `write` wrote may be replaced.
-
-    Raises:
-      ValueError: As of `saved_model.check_output`.
-    """
+    """Refuses a folder that `write` may not write to."""
     saved_model.check_output(
         output, overwrite=overwrite, file=_FILE, what="folder of a TensorFlow Lite model"
     )

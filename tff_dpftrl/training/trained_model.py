@@ -110,12 +110,7 @@ class TrainedModel:
         import tensorflow as tf
 
         validation.integer("top", top, minimum=1)
-        split = [self.rule.words(text) for text in texts]
-        for text, words in zip(texts, split, strict=True):
-            if not words:
-                raise validation.UsageError(
-                    f"the text must have at least one word in it, got {text!r}."
-                )
+        split = list(map(self._words_of, texts))
         if not split:
             return []
         ids = tf.ragged.constant([self.words.ids(words) for words in split], dtype=tf.int32)
@@ -172,12 +167,7 @@ class TrainedModel:
         if not isinstance(seed, np.random.Generator | None):
             validation.integer("seed", seed, minimum=0)
         rng, length = np.random.default_rng(seed), self.model.sequence_length
-        begun = [self.words.ids(self.rule.words(text)) for text in texts]
-        for text, ids in zip(texts, begun, strict=True):
-            if not ids:
-                raise validation.UsageError(
-                    f"the text must have at least one word in it, got {text!r}."
-                )
+        begun = [self.words.ids(self._words_of(text)) for text in texts]
         added: list[list[int]] = [[] for _ in begun]
         going = list(range(len(begun)))
         for _ in range(num_tokens):
@@ -198,6 +188,14 @@ class TrainedModel:
             Continuation(self._text_after(ids, new), new[-1] == self.words.eos)
             for ids, new in zip(begun, added, strict=True)
         ]
+
+    def _words_of(self, text: str) -> list[str]:
+        words = self.rule.words(text)
+        if not words:
+            raise validation.UsageError(
+                f"the text must have at least one word in it, got {text!r}."
+            )
+        return words
 
     def _text_after(self, begun: Sequence[int], added: Sequence[int]) -> str:
         """Returns the text of further ids, with the space before it."""
@@ -427,33 +425,8 @@ def _of_checkpoint(folder: pathlib.Path) -> TrainedFiles:
     return TrainedFiles(checkpoint.files[0], words, rule, checkpoint)
 
 
-def has_vocabulary(folder: pathlib.Path) -> bool:
-    """Returns whether `write_vocabulary` wrote to a folder."""
-    return (folder / vocabulary_file.NAME).exists()
-
-
-def read_vocabulary(
-    folder: pathlib.Path,
-) -> tuple[vocabulary.Vocabulary, vocabulary.Rule]:
-    """Reads what `write_vocabulary` wrote: the words, and how texts become words.
-
-    Raises:
-      ValueError: If it is missing or damaged.
-    """
-    return vocabulary_file.read(folder / vocabulary_file.NAME)
-
-
 def write_vocabulary(
     folder: pathlib.Path, words: vocabulary.Vocabulary, is_tokenized: bool
 ) -> None:
-    """Writes to a run's folder what `find` reads there beside the model.
-
-    Args:
-      folder: Folder of the run.
-      words: The vocabulary.
-      is_tokenized: Whether texts are words already, separated by white space.
-
-    Raises:
-      OSError: If the file cannot be written.
-    """
+    """Writes to a run's folder what `find` reads there beside the model."""
     vocabulary_file.write(folder / vocabulary_file.NAME, words, words.rule(is_tokenized))

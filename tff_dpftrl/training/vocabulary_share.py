@@ -12,16 +12,7 @@ _SAFETY = 1e-12  # Relative excess of noise for rounding.
 
 
 def counting(target_epsilon: float, delta: float, shares: str | None = None) -> set_union.Counting:
-    """Returns the noise of the vocabulary 'dp'.
-
-    Args:
-      target_epsilon: ε of the whole run.
-      delta: δ of the whole run.
-      shares: Shares of the budget, as `budget_shares.parse` reads them; the defaults if None.
-
-    Raises:
-      UsageError: If the shares cannot be used.
-    """
+    """Returns the noise of the vocabulary 'dp', from ε and δ of the whole run."""
     rho = _rho(target_epsilon, delta, shares)
     return set_union.Counting(
         (1.0 + _SAFETY) / math.sqrt(2.0 * rho), budget_shares.THRESHOLD_SHARE_OF_DELTA * delta
@@ -29,7 +20,7 @@ def counting(target_epsilon: float, delta: float, shares: str | None = None) -> 
 
 
 def part(target_epsilon: float, delta: float, shares: str | None = None) -> parts.Part:
-    """Returns the cost of the vocabulary 'dp'; arguments and errors are those of `counting`."""
+    """Returns the cost of the vocabulary 'dp'; the arguments are those of `counting`."""
     noise = counting(target_epsilon, delta, shares)
     return parts.Part(
         parts.VOCABULARY,

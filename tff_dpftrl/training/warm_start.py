@@ -51,11 +51,7 @@ class InitialWeights:
 
 
 def find(folder: str | pathlib.Path) -> trained_model.TrainedFiles:
-    """Finds the model of a folder, without TensorFlow.
-
-    Raises:
-      ValueError: If there is none; it names the option and what to do.
-    """
+    """Finds the model of a folder, without TensorFlow; an error names the option."""
     try:
         return trained_model.find(pathlib.Path(folder).expanduser())
     except ValueError as error:
@@ -63,11 +59,7 @@ def find(folder: str | pathlib.Path) -> trained_model.TrainedFiles:
 
 
 def run_folder(folder: pathlib.Path) -> pathlib.Path:
-    """Returns the folder of the run that wrote a folder of weights inside its own; else the same.
-
-    Args:
-      folder: Folder of the weights.
-    """
+    """Returns the folder of the run whose weights are in a folder inside of it; else the same."""
     folder = folder.expanduser()
     parent = folder.absolute().parent
     is_inside = folder.name == hugging_face.FOLDER and earlier_runs.is_run(parent)
@@ -77,16 +69,8 @@ def run_folder(folder: pathlib.Path) -> pathlib.Path:
 def source(folder: pathlib.Path, trained_on: str | None = None) -> tuple[str, bool]:
     """Returns a statement's words on a folder's weights, and whether they are of public text alone.
 
-    Args:
-      folder: Folder of the weights.
-      trained_on: Text that they were trained on, which the operator declares to be public; None
-        if it is recorded in the folder, or not known.
-
-    Returns:
-      The words, and whether; not if text was left out by looking at other people's.
-
-    Raises:
-      UsageError: If the record is damaged, or `trained_on` is given beside a record.
+    They are not if text was left out by looking at other people's. The operator may declare the
+    public text that they were trained on, unless it is recorded in the folder.
     """
     folder = run_folder(folder)
     name, record = folder.name, folder / RECORD
@@ -121,13 +105,8 @@ def words_of(
 ) -> tuple[vocabulary.Vocabulary, list[str]]:
     """Returns words that came with initial weights, whose tokenizer nobody has declared public.
 
-    Args:
-      words: Words of the folder of the weights.
-      source: Words on the weights, from the function `source`.
-      is_public: Whether the weights are of public text alone.
-
-    Returns:
-      The words, with a source for the statement, and what the statement does not cover.
+    They have a source for the statement; what it does not cover is returned beside them. `source`
+    is that of the weights.
     """
     if is_public or not isinstance(words, subwords.Subwords) or words.kind != "checkpoint":
         return words, []
@@ -137,11 +116,7 @@ def words_of(
 
 
 def pretrained_on(folder: pathlib.Path) -> str | None:
-    """Returns the name of the corpus that the weights of a folder of `pretrain` were trained on.
-
-    Returns:
-      The name; None if it is not recorded there.
-    """
+    """Returns the name of the corpus of a folder of `pretrain`; None if it is not recorded."""
     try:
         data = _record(folder)["pretraining"]["data"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -161,14 +136,7 @@ def refuse_protected(
 ) -> None:
     """Refuses weights that were pretrained on the text that the run protects.
 
-    Args:
-      folder: Folder of the weights.
-      protected: Corpus of the run, as its config names it.
-      table: Options of reading that corpus, if it is a table.
-      users: Users of that corpus who are read already; perhaps they are in no file.
-
-    Raises:
-      ValueError: If they were.
+    Users of that corpus who are read already are perhaps in no file.
     """
     table = table or tables.TableOptions()
     data = pretrained_on(folder)  # None of something else, which `source` has words for.
@@ -210,23 +178,10 @@ def read(
 ) -> InitialWeights:
     """Reads weights for a model, and maps what belongs to words by word.
 
-    Args:
-      folder: Folder that `pretrain` or `train` wrote to.
-      model: The model that is to begin with them. Only its vocabulary, and a sequence
-        length that decides no shape, may be another.
-      words: Vocabulary of the model. Words that the earlier model did not know begin at random, and
-        as its unknown word if they were counted with noise.
-      seed: Seed of the weights that begin at random.
-      protected: Corpus of the run, as its config names it.
-      table: Options of reading that corpus, if it is a table.
-      users: Users of that corpus who are read already; perhaps they are in no file.
-
-    Returns:
-      The weights.
-
-    Raises:
-      ValueError: If the folder has no model, one of other sizes, or one that was pretrained
-        on what is to be protected.
+    Only the vocabulary, and a sequence length that decides no shape, may be another than the
+    model's. Words that the earlier model did not know begin at random, and as its unknown word if
+    they were counted with noise. Weights that were pretrained on what is to be protected are
+    refused.
     """
     refuse_protected(folder, protected, table, users)
     earlier = find(folder).load()
@@ -276,10 +231,7 @@ def read(
 def _as_unknown(mapped: np.ndarray, unknown: np.ndarray, places: np.ndarray) -> None:
     """Lets new words begin as the unknown word was, all together as likely as it stays.
 
-    Args:
-      mapped: Weights that belong to words, words first; changed in place.
-      unknown: Those of the unknown word, in the earlier model.
-      places: Places of the new words.
+    The weights belong to words, words first, and are changed in place.
     """
     mapped[places] = unknown
     if mapped.ndim == 1:  # The bias of the words' scores, which are logarithms.

@@ -41,7 +41,8 @@ def _round(device, server, state, cohort):
             sums = server.accumulate(sums, tensor_values.from_bytes(report, server.plan.update))
         total = sums if total is None else server.merge(total, sums)
     state, metrics = server.finish(state, total)
-    return server.state_from_bytes(tensor_values.to_bytes(state)), metrics, total
+    state = tensor_values.from_bytes(tensor_values.to_bytes(state), server.state)
+    return state, metrics, total
 
 
 def _assert_rounds_are_equal(process, device, server):

@@ -37,7 +37,7 @@ def _round(task, examples_of, state=None):
     device = device_work.load(task.devices[0].SerializeToString(), _KEYS)
     if state is None:
         state = tensor_values.to_bytes(server.initialize())
-    begun, sums = server.state_from_bytes(state), server.zero()
+    begun, sums = tensor_values.from_bytes(state, server.state), server.zero()
     sent = server.broadcast(begun)
     updates = [device.run(examples, sent) for examples in examples_of]
     for update in updates:

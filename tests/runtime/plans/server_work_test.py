@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.runtime.plans import small_tasks
-from tff_dpftrl.runtime.plans import device_work, graphs, server_work, tensor_values
+from tff_dpftrl.runtime.plans import device_work, graphs, server_work
 
 
 @pytest.fixture(scope="module")
@@ -163,16 +163,6 @@ def test_nothing_stays_of_reports_that_were_added(blt):
 
     blocks = [add(100) for _ in range(4)]
     assert min(np.diff(blocks)) < 100  # Of a report, and a merger, less than one object.
-
-
-def test_a_state_comes_back_from_bytes_and_no_other_does(blt, secagg):
-    server, state, _ = blt
-    content = tensor_values.to_bytes(state)
-    for a, b in zip(server.state_from_bytes(content), state, strict=True):
-        np.testing.assert_array_equal(a, b)
-    other = tensor_values.to_bytes(secagg[1][:-1])
-    with pytest.raises(tensor_values.ValuesError, match="state"):
-        server.state_from_bytes(other)
 
 
 def test_weights_can_be_taken_and_given(blt):

@@ -28,15 +28,7 @@ _KEY = re.compile(rb"-----BEGIN [A-Z ]+-----.*?-----END [A-Z ]+-----", re.DOTALL
 
 
 def unapproved(task: plan_pb2.SignedTask, terms_digest: str) -> plan_pb2.Approvals:
-    """Names the content of a task that reviewers approve.
-
-    Args:
-      task: Signed plans of the task.
-      terms_digest: SHA-256 of its privacy terms, hexadecimal.
-
-    Returns:
-      The hashes, without any approval.
-    """
+    """Names the content of a task that reviewers approve."""
     return plan_pb2.Approvals(
         terms=bytes.fromhex(terms_digest),
         server_plan=task.server.sha256,
@@ -47,19 +39,7 @@ def unapproved(task: plan_pb2.SignedTask, terms_digest: str) -> plan_pb2.Approva
 def approve(
     content: plan_pb2.Approvals, key: ed25519.Ed25519PrivateKey, signer: bytes
 ) -> plan_pb2.Approvals.Approval:
-    """Signs the content of a task.
-
-    Args:
-      content: Result of `unapproved`.
-      key: Private key of the reviewer.
-      signer: Name of the key that signed the plans.
-
-    Returns:
-      The approval; equal arguments give equal bytes.
-
-    Raises:
-      ValueError: If the key has signed the plans.
-    """
+    """Signs the content of a task."""
     name = signing.key_name(key.public_key())
     if name == signer:
         raise validation.UsageError(
@@ -98,17 +78,9 @@ class Reviewers:
                 )
 
     def check(self, plan: plan_pb2.SignedPlan, task: str) -> tuple[str, ...]:
-        """Refuses a plan that too few reviewers have approved.
+        """Refuses a plan that too few reviewers have approved; returns the names of those who have.
 
-        Args:
-          plan: Signed plan with approvals, whose hash and own signature were verified.
-          task: Name of the plan's task, for the message.
-
-        Returns:
-          Names of the reviewers who approved the task.
-
-        Raises:
-          signing.PlanRefusedError: If too few have approved, or approved another task.
+        The plan's hash and own signature must be verified already.
         """
         approvals = plan.approvals
         hashes = (approvals.server_plan, *approvals.device_plans)
@@ -143,17 +115,7 @@ class Reviewers:
 def read_reviewers(path: str | os.PathLike[str], required: int) -> Reviewers:
     """Reads a list of reviewers: public keys in PEM, each after a line with the reviewer's name.
 
-    Args:
-      path: File of the list. A key without a name has the first 8 bytes of its hash for a name.
-      required: Smallest number of reviewers who approve a task.
-
-    Returns:
-      The reviewers.
-
-    Raises:
-      ValueError: If there is no such file, it holds no key or one twice, two reviewers have one
-        name, or there are fewer reviewers than required.
-      OSError: If the file cannot be read.
+    A key without a name has the first 8 bytes of its hash for a name.
     """
     try:
         content = pathlib.Path(path).read_bytes()

@@ -85,16 +85,7 @@ class UnboundedError(validation.UsageError):
 def bound_reports(
     server: plan_pb2.ServerPlan, kind: plan_pb2.TaskKind, limits: ReportLimits
 ) -> None:
-    """Adds the bounds of a report to a server's plan, and lowers `largest_entry` of secure sums.
-
-    Args:
-      server: Server's plan, which has `update`, `secure_sums`, `prepare` and `get_weights`.
-      kind: Kind of the task; only training reports an update.
-      limits: Upper limits of what an honest device reports.
-
-    Raises:
-      UnboundedError: If nothing bounds a tensor of the update.
-    """
+    """Adds the bounds of a report to a server's plan, and lowers `largest_entry` of secure sums."""
     num_added = len(server.update) - len(server.secure_sums)
     bounds = list(_bounds_in_the_clear(server, num_added, kind, limits))
     for place in range(num_added, len(server.update)):

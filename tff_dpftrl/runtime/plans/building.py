@@ -169,7 +169,9 @@ def build_plans(
             server.prepare.CopyFrom(_prepare_like(server.prepare, broadcast))
         server.MergeFrom(
             plan_pb2.ServerPlan(
-                update=_report_of(process), secure_sums=_secure_sums(process), **common
+                update=map(graphs.tensor_of, process.report.specs, process.report.labels),
+                secure_sums=_secure_sums(process),
+                **common,
             )
         )
         bounding.bound_reports(server, terms.kind, report_limits or bounding.ReportLimits())
@@ -323,18 +325,6 @@ def _seconds(
         if tensor.label.rpartition("/")[2] == metric_grid.SECONDS + metric_grid.SUFFIX
     )
     return plan_pb2.Histogram(label=label, edges=grid.edges)
-
-
-def _report_of(round_: federated_round.FederatedRound) -> list[plan_pb2.Tensor]:
-    """Returns the tensors that a device reports, without their names in a graph."""
-    return [
-        plan_pb2.Tensor(
-            label=label,
-            dtype=spec.dtype.name,
-            shape=[-1 if size is None else size for size in spec.shape],
-        )
-        for label, spec in zip(round_.report.labels, round_.report.specs, strict=True)
-    ]
 
 
 def _cut(report: Sequence[tf.Tensor], bounds: Sequence[plan_pb2.ReportBound]) -> list[tf.Tensor]:

@@ -44,21 +44,7 @@ def load(
     ceiling: verification.Ceiling = verification.DEFAULT_CEILING,
     runtime_version: int = allowed_ops.RUNTIME_VERSION,
 ) -> DeviceWork:
-    """Verifies a signed device plan, and only then loads it.
-
-    Args:
-      content: A serialized `SignedPlan`.
-      keys: Public keys that are trusted.
-      reviewers: Reviewers who must have approved the plan's task; None if nobody must.
-      ceiling: Upper limits of what this device gives to any task.
-      runtime_version: Version of this device's runtime.
-
-    Returns:
-      The work, ready to run.
-
-    Raises:
-      signing.PlanRefusedError: If it must not be run; the message says why.
-    """
+    """Verifies a signed device plan, and only then loads it."""
     plan = verification.read_device_plan(
         content, keys, reviewers, ceiling=ceiling, runtime_version=runtime_version
     )
@@ -69,15 +55,7 @@ class DeviceWork:
     """The work of a verified device plan, which `load` makes. Runs one at a time."""
 
     def __init__(self, plan: plan_pb2.DevicePlan, *, clock: Callable[[], float] = time.monotonic):
-        """Traces the graph, which takes a fraction of a second.
-
-        Args:
-          plan: Device plan that `verification.read_device_plan` returned.
-          clock: Clock that measures the seconds of a run, for plans that ask for them.
-
-        Raises:
-          signing.PlanRefusedError: If TensorFlow cannot load the graph.
-        """
+        """Traces the graph, which takes a fraction of a second; `clock` measures a run."""
         self.plan = plan
         """What it runs; what to take from the example store is in its `selection`."""
         try:
@@ -106,25 +84,13 @@ class DeviceWork:
         seed: tuple[int, int] | None = None,
         keeps_broadcast: bool = True,
     ) -> list[np.ndarray]:
-        """Computes an update.
+        """Computes an update; its tensors that are summed securely come last.
 
-        Args:
-          examples: Serialized `tf.train.Example`s, as the plan's selection says; there may
-            be none.
-          broadcast: Values of the tensors that the server sent.
-          seed: Seed of the examples' order, for tests. If None, and the plan wants one, it is
-            drawn from the operating system.
-          keeps_broadcast: Whether `broadcast` stays as it is; if not, it is emptied, and its memory
-            is free as soon as it is not needed.
+        There may be no examples. If `seed` is None, and the plan wants one, it is drawn from the
+        operating system. Unless `keeps_broadcast`, the list is emptied, and its memory is free as
+        soon as it is not needed.
 
-        Returns:
-          The tensors of the update; those that are summed securely come last.
-
-        Raises:
-          tensor_values.ValuesError: If the broadcast is not as the plan says.
-          ValueError: If there are more examples than the plan takes.
-          WorkInterruptedError: After `interrupt`, or when the plan's seconds are over.
-          WorkFailedError: If the computation fails, or the update is larger than the plan says.
+        Raises `WorkInterruptedError` after `interrupt`, or when the plan's seconds are over.
         """
         limits = self.plan.limits
         if len(examples) > self.plan.selection.max_examples:

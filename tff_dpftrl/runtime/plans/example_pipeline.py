@@ -75,14 +75,9 @@ class ExamplePipeline:
             validation.integer("max_rows", self.max_rows, minimum=1)
 
     def batches(self, examples: tf.Tensor, seed: tf.Tensor | None = None) -> tf.data.Dataset:
-        """Makes the batches of a device, inside of a traced function.
+        """Makes the batches of serialized examples, string, [n], inside of a traced function.
 
-        Args:
-          examples: Serialized examples, string, [n].
-          seed: int64, [2]; None unless `shuffle`.
-
-        Returns:
-          The batches of `to_batch`.
+        With `shuffle`, `seed` is int64, [2].
         """
         rows = self._parse(examples)
         num_rows = tf.shape(examples)[0]
@@ -100,11 +95,7 @@ class ExamplePipeline:
         return tf.data.Dataset.from_tensor_slices(order).batch(self.batch_size).map(batch)
 
     def batch_spec(self) -> Any:
-        """Returns the structure of `tf.TensorSpec` of a batch.
-
-        Raises:
-          UsageError: If a function of the pipeline fails.
-        """
+        """Returns the structure of `tf.TensorSpec` of a batch."""
         try:
             with tf.Graph().as_default():
                 examples = tf.compat.v1.placeholder(tf.string, [None])

@@ -139,17 +139,7 @@ class Expectation:
             )
 
     def outcome(self, trial: Trial) -> Outcome:
-        """Evaluates the expectation.
-
-        Args:
-          trial: Simulated rounds.
-
-        Returns:
-          Whether it is met, and the measured numbers.
-
-        Raises:
-          CannotEvaluateError: If the function raises, or returns neither a bool nor an `Outcome`.
-        """
+        """Evaluates the expectation."""
         try:
             result = self.check(trial)
         except CannotEvaluateError:
@@ -296,16 +286,8 @@ def unknown_features_are_ignored() -> Expectation:
 def from_text(text: str) -> tuple[Expectation, ...]:
     """Reads expectations such as "loss < 6.5, top1_in_vocab > 0.1, update < 10".
 
-    Args:
-      text: Comparisons with commas between: the label of a metric, or its last parts, or "update",
-        then < or >, then a number. A metric is that of the last simulated round; "update", the L2
-        norm by which the proxies' updates change the model, is that of every round.
-
-    Returns:
-      The expectations.
-
-    Raises:
-      ValueError: If a part is no such comparison.
+    A metric, by its label or the last parts of it, is that of the last simulated round. "update",
+    the L2 norm by which the proxies' updates change the model, is that of every round.
     """
     return tuple(_of_comparison(part) for part in text.split(","))
 
@@ -366,17 +348,10 @@ def largest_difference(
 ) -> float:
     """Returns the largest relative difference of a tensor of two updates.
 
-    Args:
-      one: Tensors of an update.
-      other: Tensors of another update.
-      plan: Device plan that both are of. Differences of tensors that are summed with a modulus are
-        taken modulo it.
-      steps: Number of steps by which rounding may move an entry of a tensor with a modulus, which
-        count as no difference.
-
-    Returns:
-      The largest ratio of a difference's L2 norm to that of the tensor in `one`, or to 0.001 if
-      that is larger; infinity if an entry is not finite in one of the updates only.
+    It is the ratio of a difference's L2 norm to that of the tensor in `one`, or to 0.001 if that is
+    larger; infinity if an entry is not finite in one of the updates only. Differences of tensors
+    that are summed with a modulus are taken modulo it, and `steps` by which rounding may move an
+    entry count as no difference.
     """
     rules: Iterable[plan_pb2.SecureSum | None] = [
         *[None] * (len(one) - len(plan.secure_sums)),

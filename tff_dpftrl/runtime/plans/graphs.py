@@ -19,20 +19,9 @@ def traced(
     inputs: Sequence[str],
     outputs: Sequence[str],
 ) -> plan_pb2.Graph:
-    """Traces a function of tensors into a message.
+    """Traces a function of tensors into a message, with labels of its arguments and results.
 
-    Args:
-      function: Function from tensors to a sequence of tensors.
-      specs: Shapes and dtypes of its arguments.
-      inputs: Labels of its arguments.
-      outputs: Labels of its results.
-
-    Returns:
-      The graph. It names functions by their order, and neither devices nor lines of source.
-
-    Raises:
-      graph_function.UnsupportedGraphError: If it captures tensors or variables, or a result
-        has an unknown number of dimensions.
+    The graph names functions by their order, and neither devices nor lines of source.
     """
     named = [tf.TensorSpec(s.shape, s.dtype, f"input_{i}") for i, s in enumerate(specs)]
     results: list[tf.TensorSpec] = []
@@ -55,16 +44,18 @@ def traced(
 def _tensors(
     names: Sequence[str], labels: Sequence[str], specs: Sequence[tf.TensorSpec]
 ) -> list[plan_pb2.Tensor]:
-    tensors = []
-    for name, label, spec in zip(names, labels, specs, strict=True):
+    for label, spec in zip(labels, specs, strict=True):
         if spec.shape.rank is None:
             raise graph_function.UnsupportedGraphError(
                 f"{label} has an unknown number of dimensions: use tf.ensure_shape."
             )
-        shape = [-1 if size is None else size for size in spec.shape]
-        dtype = spec.dtype.name
-        tensors.append(plan_pb2.Tensor(name=name, label=label, dtype=dtype, shape=shape))
-    return tensors
+    return list(map(tensor_of, specs, labels, names))
+
+
+def tensor_of(spec: tf.TensorSpec, label: str, name: str = "") -> plan_pb2.Tensor:
+    """Returns a tensor of a plan."""
+    shape = [-1 if size is None else size for size in spec.shape]
+    return plan_pb2.Tensor(name=name, label=label, dtype=spec.dtype.name, shape=shape)
 
 
 def spec_of(tensor: plan_pb2.Tensor) -> tf.TensorSpec:
@@ -76,19 +67,10 @@ def spec_of(tensor: plan_pb2.Tensor) -> tf.TensorSpec:
 def function_of(
     graph: plan_pb2.Graph, *, variables_from: int | None = None, draws_noise: bool = False
 ) -> Callable[..., Sequence[tf.Tensor]]:
-    """Makes a function of a graph: from tensors to a list of tensors, on the CPU.
+    """Makes a function of a trusted graph: from tensors to a list of tensors, on the CPU.
 
-    Args:
-      graph: Trusted graph; `verification` checks one that is not.
-      variables_from: Index from which on its arguments are variables, as `lent_arrays.lent`
-        makes them; None if all are tensors.
-      draws_noise: Whether this process draws the secure noise of the graph.
-
-    Returns:
-      The function, which keeps no state.
-
-    Raises:
-      graph_function.UnsupportedGraphError: If the graph keeps state or cannot be read.
+    Arguments from the index `variables_from` on are variables, as `lent_arrays.lent` makes them.
+    With `draws_noise` this process draws the secure noise of the graph.
     """
     specs = [spec_of(tensor) for tensor in graph.inputs]
     call = graph_function.GraphFunction(
@@ -104,17 +86,7 @@ def function_of(
 
 
 def results_of(graph: plan_pb2.Graph) -> Sequence[tf.Tensor]:
-    """Computes the results of a graph without inputs, once, with few copies of its constants.
-
-    Args:
-      graph: Trusted graph.
-
-    Returns:
-      One tensor for each of its outputs.
-
-    Raises:
-      graph_function.UnsupportedGraphError: If the graph keeps state or cannot be read.
-    """
+    """Computes the results of a graph without inputs, once, with few copies of its constants."""
     content, constants = graph.graph_def, {}
     # What cannot be read is imported as it is, which says what is wrong.
     with contextlib.suppress(message.DecodeError):
@@ -132,15 +104,9 @@ def results_of(graph: plan_pb2.Graph) -> Sequence[tf.Tensor]:
 
 
 def adds_in_pairs(graph: plan_pb2.Graph) -> bool:
-    """Checks whether a graph adds its first inputs to as many others, and does nothing else.
+    """Returns whether a graph certainly adds its first inputs to as many others, and no more.
 
     Most tasks have such sums. NumPy adds the same numbers without TensorFlow's eager tensors.
-
-    Args:
-      graph: Graph of a server's plan.
-
-    Returns:
-      Whether it certainly is one.
     """
     nodes = {node.name: node for node in tf.compat.v1.GraphDef.FromString(graph.graph_def).node}
 

@@ -74,32 +74,13 @@ class Cost(NamedTuple):
 def measure(
     plan: plan_pb2.DevicePlan, examples: Sequence[bytes], broadcast: Sequence[np.ndarray]
 ) -> Cost:
-    """Runs a device plan once, in a separate process.
-
-    Args:
-      plan: Device plan.
-      examples: Serialized `tf.train.Example`s.
-      broadcast: Values of the tensors that the server would send.
-
-    Returns:
-      The cost of the run.
-
-    Raises:
-      device_work.WorkFailedError: If the process ended without a result.
-    """
+    """Runs a device plan once, in a separate process."""
     with DeviceProcess(plan) as process:
         return process.measure(examples, broadcast)
 
 
 def check_interpreter(python: str | os.PathLike[str]) -> None:
-    """Refuses an interpreter that cannot run plans.
-
-    Args:
-      python: Path of a Python interpreter.
-
-    Raises:
-      ValueError: If it does not start, or its environment lacks TensorFlow or what comes with it.
-    """
+    """Refuses an interpreter that cannot run plans."""
     remedy = (
         "name the Python of an environment with TensorFlow, such as .venv-tff/bin/python "
         "(docs/reference/environments.md)."
@@ -133,15 +114,9 @@ class DeviceProcess:
     """
 
     def __init__(self, plan: plan_pb2.DevicePlan, python: str | os.PathLike[str] = sys.executable):
-        """Starts the process and loads the plan there.
+        """Starts the process and loads the plan there, after it verifies it as a device does.
 
-        Args:
-          plan: Device plan, verified there as a device verifies it.
-          python: Path of a Python interpreter whose environment has TensorFlow; this package comes
-            from here.
-
-        Raises:
-          device_work.WorkFailedError: If the process ends, or cannot load the plan.
+        The interpreter's environment has TensorFlow; this package comes from here.
         """
         self._plan = plan
         self._errors: IO[bytes] = tempfile.TemporaryFile()
@@ -181,27 +156,12 @@ class DeviceProcess:
         *,
         seed: tuple[int, int] | None = None,
     ) -> list[np.ndarray]:
-        """Computes an update; arguments and result are those of `device_work.DeviceWork.run`.
-
-        Raises:
-          device_work.WorkFailedError: If the work fails, or the process ends.
-        """
+        """Computes an update; arguments and result are those of `device_work.DeviceWork.run`."""
         _, content = self._run(examples, broadcast, seed)
         return tensor_values.from_bytes(content, self._plan.graph.outputs, "update")
 
     def measure(self, examples: Sequence[bytes], broadcast: Sequence[np.ndarray]) -> Cost:
-        """Measures the cost of a run, which has to be the first one.
-
-        Args:
-          examples: Serialized `tf.train.Example`s.
-          broadcast: Values of the tensors that the server would send.
-
-        Returns:
-          The cost of the run.
-
-        Raises:
-          device_work.WorkFailedError: If the work fails, or the process ends.
-        """
+        """Measures the cost of a run, which has to be the first one."""
         reply, _ = self._run(examples, broadcast, None)
         return Cost(**reply["cost"])
 

@@ -136,20 +136,6 @@ def check_task(
     version gets, with this TensorFlow and with others. An evaluation task must leave the model as
     it is. All variants must give the same updates with every TensorFlow, up to `UPDATE_TOLERANCE`,
     unless the plan draws other numbers in each run.
-
-    Args:
-      server: Server's plan.
-      devices: Variants of the devices' plan.
-      proxies: Serialized examples of each simulated device, from public or synthetic data.
-      predicates: Tests that the plans have to pass.
-      ceiling: Upper limits of what devices give to any task.
-
-    Returns:
-      The measurements, by the least runtime version of each variant.
-
-    Raises:
-      TaskRefusedError: If anything is wrong; with all reasons.
-      ValueError: If there is no proxy with an example.
     """
     if not any(proxies):
         raise validation.UsageError("proxies must have at least one device with examples.")
@@ -221,11 +207,8 @@ class _Trial:
     ) -> Findings | None:
         """Runs all tests; returns None if the plan cannot even be run.
 
-        Args:
-          proxies: Serialized examples of each simulated device.
-          reference: Update of the first model of each proxy, with which this one's is compared;
-            None for no comparison.
-          keeps_updates: Whether to keep these updates, as the reference of other trials.
+        Each proxy's update of the first model is compared with that of `reference`, if there is
+        one, and kept as the reference of other trials with `keeps_updates`.
         """
         with contextlib.ExitStack() as stack:
             try:

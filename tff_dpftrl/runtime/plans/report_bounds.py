@@ -43,16 +43,7 @@ class ReportBounds:
     """The bounds of reports in a server's plan, for one round where they follow the clip norm."""
 
     def __init__(self, plan: plan_pb2.ServerPlan, most_reports: int):
-        """Checks that the plan bounds all of a report.
-
-        Args:
-          plan: Server's plan that was verified.
-          most_reports: Largest number of reports in one sum.
-
-        Raises:
-          ValueError: If a tensor of the update has no bound, as in plans of older versions, or
-            the sum of `most_reports` could leave the range of its dtype or modulus.
-        """
+        """Checks that the plan bounds all of a report, and that the largest sum has room."""
         self._plan = plan
         self._scales: Mapping[str, float] = {"": 1.0}
         places = sorted(place for bound in plan.report_bounds for place in bound.tensors)
@@ -65,13 +56,9 @@ class ReportBounds:
         self._check_room(most_reports)
 
     def for_round(self, model: bytes) -> ReportBounds:
-        """Returns the bounds of the devices that begin with a model.
+        """Returns the bounds of devices that begin with a model, in bytes.
 
-        Args:
-          model: Tensors that the devices of the round get, as `tensor_values.to_bytes` made them.
-
-        Returns:
-          Bounds for the clip norm that the model holds, or these if none depends on it.
+        They are these if none depends on the clip norm that the model holds.
         """
         wanted = {bound.norm.times for bound in self._plan.report_bounds} - {""}
         if not wanted:
@@ -90,27 +77,11 @@ class ReportBounds:
         return made
 
     def check(self, update: Sequence[np.ndarray], num_devices: int = 1) -> None:
-        """Refuses a report, or a sum of reports, that honest devices cannot have made.
-
-        Args:
-          update: Tensors of a report, or of the sum of a group's reports, as the plan says.
-          num_devices: Number n of reports in the sum.
-
-        Raises:
-          OutOfBoundsError: If an entry or a norm is beyond n times its bound.
-        """
+        """Refuses a report, or a sum of reports, that no honest devices can have made."""
         self._check(update, num_devices, self._plan.report_bounds)
 
     def check_sum(self, sums: Sequence[np.ndarray], num_devices: int) -> None:
-        """Refuses a group's sum like `check`, but for what noise parties have added to.
-
-        Args:
-          sums: Tensors of the sum of the group's reports, as the plan says.
-          num_devices: Number of reports in the sum.
-
-        Raises:
-          OutOfBoundsError: If an entry or a norm is beyond `num_devices` times its bound.
-        """
+        """Refuses a group's sum like `check`, but for what noise parties have added to."""
         self._check(sums, num_devices, [b for b in self._plan.report_bounds if not b.noised])
 
     def _check(

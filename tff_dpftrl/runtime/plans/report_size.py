@@ -11,16 +11,10 @@ _OVERHEAD_BYTES = 4096  # Room for a report's tensor names, shapes, and its atte
 
 
 def largest_report_bytes(server: plan_pb2.ServerPlan) -> int:
-    """Computes the size of the largest report that a device may send.
+    """Computes the size of the largest report that a device may send: masked, if summed securely.
 
-    A server refuses larger ones (`runtime.server.service`). A device refuses plans with larger
-    ones than its own limit allows (`verification.Ceiling.upload_bytes`).
-
-    Args:
-      server: Plan of the server.
-
-    Returns:
-      Bytes of the report, or of the masked vector where reports are summed securely.
+    A server refuses larger ones (`runtime.server.service`). A device refuses plans with larger ones
+    than its own limit allows (`verification.Ceiling.upload_bytes`).
     """
     if secure_report.is_asked_for(server):
         return vectors.packed_bytes(secure_report.parameters_of(server).layout)

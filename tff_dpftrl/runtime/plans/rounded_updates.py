@@ -51,15 +51,7 @@ class ScalesError(validation.UsageError):
 def places_in(
     bounds: Sequence[plan_pb2.ReportBound], tensors: Sequence[plan_pb2.Tensor]
 ) -> list[int]:
-    """Finds the tensors that may be rounded: those in the clear of which only the norm is bounded.
-
-    Args:
-      bounds: Bounds of a report.
-      tensors: Tensors of a report.
-
-    Returns:
-      Their places, increasing.
-    """
+    """Finds the tensors that may be rounded: those in the clear with a bound on the norm only."""
     return sorted(
         place
         for bound in bounds
@@ -72,15 +64,9 @@ def places_in(
 def check_places(
     rounded: Sequence[int], tensors: Sequence[plan_pb2.Tensor], num_secure: int
 ) -> None:
-    """Refuses places of tensors that cannot be rounded.
+    """Refuses places that do not increase, or are not of numbers in the clear.
 
-    Args:
-      rounded: Places, as a plan names them.
-      tensors: Tensors of a report.
-      num_secure: Number of the last tensors, which are summed securely.
-
-    Raises:
-      ValueError: If they do not increase, or name other tensors than numbers in the clear.
+    The last `num_secure` tensors are summed securely.
     """
     num_clear = len(tensors) - num_secure
     is_increasing = all(one < other for one, other in zip(rounded, rounded[1:], strict=False))
@@ -97,15 +83,10 @@ def check_places(
 def rounded(
     update: Sequence[np.ndarray], places: Sequence[int]
 ) -> tuple[list[np.ndarray], list[float]]:
-    """Rounds tensors of an update.
+    """Rounds tensors of an update to int16, in places of float32 or float64.
 
-    Args:
-      update: Tensors of the update.
-      places: Places of those that are rounded, float32 or float64.
-
-    Returns:
-      The update with int16 arrays in these places, and a scale for each of them; NaN if a tensor
-      has an entry that is not finite, which the server refuses.
+    Returns the update and a scale for each place: NaN if the tensor has an entry that is not
+    finite, which the server refuses.
     """
     made, scales = list(update), []
     for place in places:
@@ -140,20 +121,7 @@ def read(
     scales: Sequence[float],
     plan: plan_pb2.ServerPlan,
 ) -> list[np.ndarray]:
-    """Reads the update of a report.
-
-    Args:
-      content: Serialised tensors of the update. Untrusted.
-      scales: Scales of the rounded tensors; empty if none is rounded. Untrusted.
-      plan: Plan of the server.
-
-    Returns:
-      The tensors as the plan has them.
-
-    Raises:
-      ValueError: If `content` cannot be read or holds other tensors, or the scales are not as many
-        finite numbers from 0 as the plan rounds tensors.
-    """
+    """Reads the update of an untrusted report; it has no scales if none of it is rounded."""
     if not scales:
         return tensor_values.from_bytes(content, plan.update, "update")
     if len(scales) != len(plan.rounded):
@@ -173,11 +141,7 @@ def read(
 
 
 def as_sent(plan: plan_pb2.ServerPlan) -> list[plan_pb2.Tensor]:
-    """Returns the tensors of a report as a device sends them that rounds.
-
-    Args:
-      plan: Plan of the server.
-    """
+    """Returns the tensors of a report as a device sends them that rounds."""
     tensors = list(plan.update)
     for place in plan.rounded:
         tensor = tensors[place]

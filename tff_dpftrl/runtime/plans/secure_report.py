@@ -80,19 +80,11 @@ def largest_entry(rule: plan_pb2.SecureSum) -> int:
 
 
 def parameters_of(plan: Plan) -> parameters_lib.Parameters:
-    """Reads what a plan demands of a secure sum.
+    """Reads what a verified plan demands of a secure sum: the same for both plans of a task.
 
-    Args:
-      plan: Plan of a device or a server, whose signature was verified.
-
-    Returns:
-      Layout, threat model, the fewest and most devices of a sum, the fewest neighbours of a
-      device, and the noise parties. They are the same for both plans of a task.
-
-    Raises:
-      PlanNotSecureError: If the plan asks for none, or its sums cannot be secure: a tensor
-        of the update would be sent in the clear, or has no fixed shape or modulus; the threat
-        model is none that is known; or the numbers of devices make no sense.
+    Refuses a plan whose sums cannot be secure: a tensor of the update would be sent in the clear,
+    or has no fixed shape or modulus; the threat model is none that is known; or the numbers of
+    devices make no sense.
     """
     if not is_asked_for(plan):
         raise PlanNotSecureError(
@@ -152,20 +144,9 @@ def vector_of(
     update: Sequence[np.ndarray],
     participation: tuple[np.ndarray, np.ndarray],
 ) -> vectors.Vector:
-    """Encodes the report of one device as a vector.
+    """Encodes the report of one device as a vector, which shares no memory with `update`.
 
-    Args:
-      plan: Plan of the device.
-      update: Tensors of its update, integers.
-      participation: Participation vectors that `ParticipationBuckets.encode` returned.
-
-    Returns:
-      A vector in the layout of `parameters_of(plan)`, which shares no memory with `update`.
-
-    Raises:
-      PlanNotSecureError: If the plan asks for no secure sum, or its sums cannot be secure.
-      ValueError: If update or participation are not as the plan says, or an entry is out of
-        the range of its sum.
+    `participation` is what `ParticipationBuckets.encode` returned.
     """
     layout = parameters_of(plan).layout
     buckets_of(plan.participation).check_one_hot(*participation)
@@ -184,21 +165,10 @@ def vector_of(
 def read_total(
     server_plan: plan_pb2.ServerPlan, vector: vectors.Vector, num_devices: int
 ) -> GroupTotal:
-    """Takes the sum of a group's vectors apart, after checking its count.
+    """Takes the sum of a group's vectors apart, after checking it against the plan.
 
-    Args:
-      server_plan: Plan of the server.
-      vector: Sum of the vectors, in the layout of `parameters_of(server_plan)`.
-      num_devices: Number of devices whose vectors are in the sum, as the protocol knows it.
-
-    Returns:
-      The sums of the parts.
-
-    Raises:
-      PlanNotSecureError: If the plan asks for no secure sum, or its sums cannot be secure.
-      TotalRefusedError: If the sum does not fit the layout; if there are fewer devices than
-        a sum may have, or more than the moduli have room for; or if the devices' own count or
-        histograms contradict `num_devices`.
+    `num_devices` is what the protocol knows. The devices' own count and histograms must agree with
+    it, or the sum is refused.
     """
     parameters = parameters_of(server_plan)
     most = server_plan.secure_aggregation.most_devices

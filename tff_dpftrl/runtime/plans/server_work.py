@@ -45,11 +45,7 @@ class ServerWork:
     """The server's part of a task."""
 
     def __init__(self, plan: plan_pb2.ServerPlan):
-        """Stores the plan. Whoever needs a graph first waits for `load`.
-
-        Args:
-          plan: Server's plan that was verified.
-        """
+        """Stores a verified plan. Whoever needs a graph first waits for `load`."""
         self.plan = plan
         """What it runs."""
         self._num_plain = len(plan.zero.outputs)
@@ -58,11 +54,7 @@ class ServerWork:
         self._loaded: Functions | None = None
 
     def load(self) -> Functions:
-        """Imports TensorFlow and traces the graphs at the first call, which takes some seconds.
-
-        Raises:
-          graph_function.UnsupportedGraphError: If a graph cannot be loaded.
-        """
+        """Imports TensorFlow and traces the graphs at the first call, which takes some seconds."""
         with self._loading:
             if self._loaded is None:
                 self._loaded = Functions(self.plan)
@@ -81,24 +73,12 @@ class ServerWork:
     def initialize(self, graph: plan_pb2.Graph | None = None) -> State:
         """Makes a first state, with a new random seed of its noise at every call.
 
-        Args:
-          graph: The plan's `initialize`, if `plan` is without it; None for the one in `plan`.
-
-        Returns:
-          The state.
+        `graph` is the plan's `initialize`, if `plan` is without it.
         """
         from tff_dpftrl.runtime.plans import graphs
 
         # Loaded here: its constants are the initial weights, and it is called once.
         return _arrays(graphs.results_of(self.plan.initialize if graph is None else graph))
-
-    def state_from_bytes(self, content: bytes | memoryview) -> State:
-        """Reads a state from the bytes that `tensor_values.to_bytes` made of it.
-
-        Raises:
-          tensor_values.ValuesError: If it is the state of another task, or damaged.
-        """
-        return tensor_values.from_bytes(content, self.state, "state")
 
     def broadcast(self, state: State) -> list[np.ndarray]:
         """Returns what every device of a round gets: the model, and no secret of the state."""
@@ -117,18 +97,11 @@ class ServerWork:
         return [*plain, *secure]
 
     def check_update(self, update: Sequence[np.ndarray]) -> None:
-        """Refuses an update that must not be added.
+        """Refuses an update that must not be added, with an `UpdateRefusedError`.
 
-        An honest device whose training diverged sends zeros, where the process says so, and a
-        count that the process reports. Any other number that is not finite is refused here: it
-        would ruin the model.
-
-        Args:
-          update: Tensors of an update.
-
-        Raises:
-          UpdateRefusedError: If they are not as the plan says, are not finite, or are
-            integers out of the range of a secure sum.
+        An honest device whose training diverged sends zeros, where the process says so, and a count
+        that the process reports. Any other number that is not finite is refused here: it would ruin
+        the model.
         """
         try:
             tensor_values.check(update, self.plan.update, "update")
@@ -145,32 +118,14 @@ class ServerWork:
                 )
 
     def accumulate(self, sums: Sums, update: Sequence[np.ndarray]) -> Sums:
-        """Adds an update.
-
-        Args:
-          sums: Sums of other updates, which are not changed.
-          update: Tensors of an update.
-
-        Returns:
-          The sums, with the update added.
-
-        Raises:
-          UpdateRefusedError: If the update is not as the plan says, is not finite, or has integers
-            out of the range of a secure sum.
-        """
+        """Adds an update after `check_update`; `sums` are not changed."""
         self.check_update(update)
         return self.add(sums, update)
 
     def add(self, sums: Sums, update: Sequence[np.ndarray], *, keeps_sums: bool = True) -> Sums:
         """Adds an update that `check_update` accepted.
 
-        Args:
-          sums: Sums of other updates.
-          update: Tensors of an update.
-          keeps_sums: Whether `sums` stay as they are; if not, no second copy of them is made.
-
-        Returns:
-          The sums, with the update added.
+        Unless `keeps_sums`, these change, and no second copy of them is made.
         """
         plain = self.load().accumulate(
             sums[: self._num_plain], update[: self._num_added], keeps_sums
@@ -190,14 +145,8 @@ class ServerWork:
     ) -> tuple[State, dict[str, np.ndarray]]:
         """Ends a round: adds noise and takes the optimizer's step.
 
-        Args:
-          state: State that the round began with.
-          sums: Sums of the round's updates.
-          keeps_arguments: Whether both lists stay as they are; if not, they are emptied, and their
-            memory is free as soon as it is not needed.
-
-        Returns:
-          The new state, and the metrics by label. Equal arguments give equal results.
+        Unless `keeps_arguments`, both lists are emptied, and their memory is free as soon as it is
+        not needed. Equal arguments give equal results: the new state, and the metrics by label.
         """
         from tff_dpftrl.execution import lent_arrays
 
@@ -211,15 +160,7 @@ class ServerWork:
         return results[:num_state], dict(zip(labels, results[num_state:], strict=True))
 
     def skip(self, state: State) -> State:
-        """Skips a round of which nothing is released.
-
-        Args:
-          state: State that the round began with.
-
-        Returns:
-          The state that the next round begins with: the same model, and past the noise of this
-          round.
-        """
+        """Skips a round of which nothing is released: keeps the model, passes over the noise."""
         return _arrays(self.load().skip(*_tensors(state)))
 
     def weights(self, state: State) -> dict[str, np.ndarray]:
@@ -229,18 +170,7 @@ class ServerWork:
         return dict(zip(labels, arrays, strict=True))
 
     def with_weights(self, state: State, weights: Mapping[str, np.ndarray]) -> State:
-        """Replaces the weights in a state, such as for an evaluation of a model in training.
-
-        Args:
-          state: State of this task.
-          weights: Weights by label, from `weights` of this or another task of the same model.
-
-        Returns:
-          The state with these weights.
-
-        Raises:
-          ValueError: If these are not the weights of the task's model.
-        """
+        """Replaces the weights in a state by those of this or another task, from `weights`."""
         wanted = self.plan.set_weights.inputs[len(self.state) :]
         if {tensor.label for tensor in wanted} != weights.keys():
             raise validation.UsageError(

@@ -32,15 +32,7 @@ def key_name(key: ed25519.Ed25519PublicKey) -> bytes:
 
 
 def sign(plan: _Plan, key: ed25519.Ed25519PrivateKey) -> plan_pb2.SignedPlan:
-    """Serialises, hashes and signs a plan.
-
-    Args:
-      plan: Plan of a device or the server.
-      key: Private key of whoever vouches for the plan.
-
-    Returns:
-      The plan's bytes with hash and signature; equal plans give equal bytes.
-    """
+    """Serialises, hashes and signs a plan; equal plans give equal bytes."""
     content = plan.SerializeToString(deterministic=True)
     digest = hashlib.sha256(content).digest()
     return plan_pb2.SignedPlan(
@@ -56,16 +48,7 @@ def sign_task(
     devices: Sequence[plan_pb2.DevicePlan],
     key: ed25519.Ed25519PrivateKey,
 ) -> plan_pb2.SignedTask:
-    """Signs the plans of a task; the server's plan names the hashes of the devices' plans.
-
-    Args:
-      server: Plan of the server.
-      devices: Plans of devices, one for each runtime version that needs a variant of its own.
-      key: Private key of whoever vouches for the plans.
-
-    Returns:
-      The task.
-    """
+    """Signs the plans of a task; the server's plan names the hashes of the devices' plans."""
     signed = [sign(plan, key) for plan in devices]
     bound = plan_pb2.ServerPlan()
     bound.CopyFrom(server)
@@ -76,19 +59,7 @@ def sign_task(
 def verified(
     signed: plan_pb2.SignedPlan, kind: type[_Plan], keys: Iterable[ed25519.Ed25519PublicKey]
 ) -> _Plan:
-    """Reads a plan after its hash and signature were verified.
-
-    Args:
-      signed: Signed plan, from an untrusted source.
-      kind: Class of the plan: `DevicePlan` or `ServerPlan`.
-      keys: Public keys that are trusted.
-
-    Returns:
-      The plan.
-
-    Raises:
-      PlanRefusedError: If it was changed, or signed by nobody who is trusted.
-    """
+    """Reads a plan from an untrusted source after its hash and signature were verified."""
     if hashlib.sha256(signed.plan).digest() != signed.sha256:
         raise PlanRefusedError("The plan was changed or damaged: its hash differs.")
     trusted = {key_name(key): key for key in keys}
@@ -112,18 +83,7 @@ def verified(
 def verified_task(
     task: plan_pb2.SignedTask, keys: Iterable[ed25519.Ed25519PublicKey]
 ) -> tuple[plan_pb2.ServerPlan, tuple[plan_pb2.DevicePlan, ...]]:
-    """Reads the plans of a task after all signatures were verified.
-
-    Args:
-      task: Signed plans of the task.
-      keys: Public keys that are trusted.
-
-    Returns:
-      The server's plan, and those of devices with the least version that can run each.
-
-    Raises:
-      PlanRefusedError: If a plan is refused, or one is not the server's.
-    """
+    """Reads the plans of a task after all signatures were verified."""
     keys = list(keys)
     server = verified(task.server, plan_pb2.ServerPlan, keys)
     if [plan.sha256 for plan in task.devices] != list(server.device_plans):
@@ -132,16 +92,7 @@ def verified_task(
 
 
 def variant_for(devices: Sequence[plan_pb2.DevicePlan], runtime_version: int) -> int | None:
-    """Chooses the variant that a device gets.
-
-    Args:
-      devices: Variants of the devices' plan of a task.
-      runtime_version: Runtime version that the device sent at check-in.
-
-    Returns:
-      Index of the variant with the largest least version that is not above the device's; None if
-      no variant runs on the device.
-    """
+    """Returns the index of the newest variant that a device can run; None if there is none."""
     fitting = [
         (plan.least_runtime_version, -index)
         for index, plan in enumerate(devices)

@@ -36,12 +36,7 @@ class ValuesError(validation.UsageError):
 def num_entries(sizes: Iterable[int]) -> int:
     """Counts the entries of a tensor whose dimensions come from an untrusted source.
 
-    Args:
-      sizes: Sizes of the dimensions, any number of them, from 0.
-
-    Returns:
-      The product of the sizes. A larger product than 2⁶⁴ becomes any number from 2⁶⁴ on, so that
-      it takes no time.
+    A larger product than 2⁶⁴ becomes any number from 2⁶⁴ on, so that it takes no time.
     """
     product = 1
     for size in sizes:
@@ -52,32 +47,12 @@ def num_entries(sizes: Iterable[int]) -> int:
 
 
 def to_bytes(values: Sequence[np.ndarray]) -> bytes:
-    """Serialises arrays, without another copy in memory than what is returned.
-
-    Args:
-      values: Arrays of any shape, with dtypes in `DTYPES`.
-
-    Returns:
-      A serialized `Values`; equal arrays give equal bytes.
-
-    Raises:
-      ValuesError: If an array has another dtype.
-    """
+    """Serialises arrays, without another copy in memory; equal arrays give equal bytes."""
     return b"".join(to_parts(values))
 
 
 def to_parts(values: Sequence[np.ndarray]) -> list[bytes | memoryview]:
-    """Serialises arrays without a copy.
-
-    Args:
-      values: Arrays of any shape, with dtypes in `DTYPES`.
-
-    Returns:
-      The parts of a serialized `Values`, which share the memory of the arrays.
-
-    Raises:
-      ValuesError: If an array has another dtype.
-    """
+    """Serialises arrays as parts, which share their memory."""
     parts: list[bytes | memoryview] = []
     for index, value in enumerate(map(np.asarray, values)):
         if value.dtype.name not in DTYPES:
@@ -111,18 +86,9 @@ def from_bytes(
     tensors: Sequence[plan_pb2.Tensor],
     name: str = "content",
 ) -> list[np.ndarray]:
-    """Reads arrays that must fit the tensors of a plan.
+    """Reads untrusted bytes of `to_bytes`, which must fit the tensors of a plan.
 
-    Args:
-      content: Bytes that `to_bytes` returned, perhaps on another machine. Untrusted.
-      tensors: Tensors with the dtypes and shapes that the arrays must have.
-      name: Name of the values, for messages.
-
-    Returns:
-      Arrays, not writable: they share the memory of `content`.
-
-    Raises:
-      ValuesError: If `content` cannot be read, or holds other tensors.
+    The arrays are not writable: they share the memory of `content`. `name` is theirs in messages.
     """
     content = memoryview(content).toreadonly()  # Protocol Buffers refuse a bytearray.
     arrays = _as_written(content, tensors)
@@ -158,19 +124,9 @@ def from_bytes(
 def from_content(
     content: contents.Serialised, begin: int, tensors: Sequence[plan_pb2.Tensor], name: str
 ) -> list[np.ndarray]:
-    """Reads arrays that must fit the tensors of a plan, from a content that need not be in memory.
+    """Reads arrays as `from_bytes` does, from a content that need not be in memory.
 
-    Args:
-      content: Content with the parts that `to_parts` returned, at its end.
-      begin: Index of the first byte of these parts.
-      tensors: Tensors with the dtypes and shapes that the arrays must have.
-      name: Name of the values, for messages.
-
-    Returns:
-      Arrays; they share the memory of `content` if that is bytes.
-
-    Raises:
-      ValuesError: If `content` cannot be read, or holds other tensors.
+    The parts that `to_parts` returned are at its end, from the byte `begin` on.
     """
     if not isinstance(content, contents.Content):
         return from_bytes(memoryview(content)[begin:], tensors, name)
@@ -215,16 +171,7 @@ def _as_written(view: memoryview, tensors: Sequence[plan_pb2.Tensor]) -> list[np
 
 
 def check(arrays: Sequence[np.ndarray], tensors: Sequence[plan_pb2.Tensor], name: str) -> None:
-    """Refuses arrays that do not fit the tensors of a plan.
-
-    Args:
-      arrays: Arrays to check.
-      tensors: Tensors with the dtypes and shapes that the arrays must have.
-      name: Name of the arrays, for messages.
-
-    Raises:
-      ValuesError: If their number, a dtype or a shape differs.
-    """
+    """Refuses arrays that do not fit the tensors of a plan."""
     _check_number(len(arrays), tensors, name)
     for array, tensor in zip(arrays, tensors, strict=True):
         wanted = tuple(tensor.shape)

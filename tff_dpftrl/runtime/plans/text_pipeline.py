@@ -86,16 +86,8 @@ def ids_of_texts(
 ) -> Callable[[tf.Tensor], tf.RaggedTensor]:
     """Makes the function that splits texts into words, inside of a traced function.
 
-    Args:
-      words: Vocabulary.
-      is_tokenized: Whether texts are words already, separated by white space.
-
-    Returns:
-      A function from texts in NFC, string, [n], to the ids of their words, int32, [n, None];
-      `words.oov` for words that are not in the vocabulary.
-
-    Raises:
-      ValueError: If two words have the same hash, or the words are sub-words that no plan can make.
+    It maps texts in NFC, string, [n], to the ids of their words, int32, [n, None]; `words.oov` for
+    words that are not in the vocabulary.
     """
     rule = words.rule(is_tokenized)
     if not rule.is_in_graphs:
@@ -143,8 +135,7 @@ def _num_sequences(ids: tf.RaggedTensor, length: int) -> tf.Tensor:
 def _in_time(counts: tf.Tensor) -> tf.Tensor:
     """Returns the indices of sequences from the earliest to the latest, int32, [m].
 
-    Args:
-      counts: Number of sequences of each example, int64, [n], the newest example first.
+    `counts` are those of the sequences of each example, int64, [n], the newest example first.
     """
     indices = tf.range(tf.reduce_sum(tf.cast(counts, tf.int32)))
     by_example = tf.RaggedTensor.from_row_lengths(indices, counts, validate=False)

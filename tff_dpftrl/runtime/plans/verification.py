@@ -65,21 +65,7 @@ def read_device_plan(
     ceiling: Ceiling = DEFAULT_CEILING,
     runtime_version: int = allowed_ops.RUNTIME_VERSION,
 ) -> plan_pb2.DevicePlan:
-    """Reads a device plan, and refuses one that must not be run here.
-
-    Args:
-      content: A serialized `SignedPlan`.
-      keys: Public keys that are trusted.
-      reviewers: Reviewers who must have approved the plan's task; None if nobody must.
-      ceiling: Upper limits of what this device gives to any task.
-      runtime_version: Version of this device's runtime.
-
-    Returns:
-      The plan, which can be loaded.
-
-    Raises:
-      signing.PlanRefusedError: If it must not be run; the message says why.
-    """
+    """Reads a device plan, and refuses one that must not be run here."""
     if len(content) > ceiling.plan_bytes:
         raise signing.PlanRefusedError(
             f"The plan has {len(content)} bytes; this device takes {ceiling.plan_bytes}."
@@ -101,16 +87,7 @@ def check_device_plan(
     ceiling: Ceiling = DEFAULT_CEILING,
     runtime_version: int = allowed_ops.RUNTIME_VERSION,
 ) -> None:
-    """Refuses a plan that must not be run on a device, whoever signed it.
-
-    Args:
-      plan: Device plan.
-      ceiling: Upper limits of what the device gives to any task.
-      runtime_version: Version of this device's runtime.
-
-    Raises:
-      signing.PlanRefusedError: If it must not be run; the message says why.
-    """
+    """Refuses a plan that must not be run on a device, whoever signed it."""
     if plan.least_runtime_version > runtime_version:
         raise signing.PlanRefusedError(
             f"The plan needs runtime version {plan.least_runtime_version}, this is "

@@ -123,16 +123,8 @@ def define_words(
 ) -> definition.TaskDefinition:
     """Defines the counts of `--analytics words`: words of a public vocabulary, lengths of texts.
 
-    Args:
-      config: Options of the task, resolved.
-      progress: Callback for progress lines.
-
-    Returns:
-      The definition. The histogram "words" has a bucket for each word of the vocabulary, and one
-      for all others; "lengths" counts texts by their number of words.
-
-    Raises:
-      ValueError: If an option cannot be used.
+    The histogram "words" has a bucket for each word of the vocabulary, and one for all others;
+    "lengths" counts texts by their number of words.
     """
     public, words = language_task.read_public(config, progress)
     ids_of = text_pipeline.ids_of_texts(words, is_tokenized=config.pretokenized)

@@ -43,16 +43,11 @@ class Estimate:
 
 
 def noise_stddev(terms: terms_lib.Terms, skipped: Sequence[bool]) -> float | None:
-    """Computes the standard deviation of the noise in the sum of all released rounds.
+    """Computes the standard deviation of the noise in each count over all released rounds.
 
-    Args:
-      terms: Terms of the task.
-      skipped: For each committed round, whether it was skipped: its noise was released nowhere.
-
-    Returns:
-      The standard deviation of each count. With secure sums it includes the inflation of the clip
-      norm, and not the rounding of updates, which is far below it. None where rounds were skipped
-      in a task of more than 4,096 rounds.
+    The noise of a round that was `skipped` was released nowhere. With secure sums the inflation of
+    the clip norm is included, and not the rounding of updates, which is far below it. None where
+    rounds were skipped in a task of more than 4,096 rounds.
     """
     strategy = terms.strategy
     if strategy is None or all(skipped):
@@ -97,20 +92,9 @@ def write(
     weights: np.ndarray,
     skipped: Sequence[bool],
 ) -> list[str]:
-    """Writes `counts.csv`, the counts with their noise, and describes it.
+    """Writes `counts.csv`, the counts with their noise; returns a line for each histogram.
 
-    Args:
-      output: Folder of the results.
-      buckets: Names of the buckets of each histogram, by its name.
-      terms: Terms of the task.
-      weights: Released weights: sums divided by the goal of a round's reports, shape [buckets].
-      skipped: For each committed round, whether it was skipped.
-
-    Returns:
-      A line for each histogram.
-
-    Raises:
-      OSError: If the file cannot be written.
+    `weights` are the released ones: sums divided by the goal of a round's reports.
     """
     found = _estimates(buckets, terms, weights, skipped)
     text = io.StringIO()

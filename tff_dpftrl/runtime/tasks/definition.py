@@ -123,11 +123,7 @@ class TaskDefinition:
         return {name: _feature(name, one) for name, one in self.pipeline.features.items()}
 
     def initial_weights(self, num_untrained: int = 0) -> warm_start.InitialWeights | None:
-        """Returns what is known of the weights to begin with; None for random ones.
-
-        Args:
-          num_untrained: Number of weights that are not trained.
-        """
+        """Returns what is known of the weights to begin with; None for random ones."""
         if self.buckets is not None:
             return None  # Counts begin at zero.
         if self.language is not None:
@@ -142,11 +138,7 @@ class TaskDefinition:
         )
 
     def encoded_proxies(self) -> list[list[bytes]]:
-        """Serializes the examples of the proxies, as devices store them.
-
-        Raises:
-          UsageError: If there is none, or one does not have the features of the pipeline.
-        """
+        """Serializes the examples of the proxies, as devices store them."""
         features, encoded = self.features(), []
         for index, examples in enumerate(self.proxies):
             try:
@@ -179,16 +171,9 @@ def _feature(
 
 
 def load(build: str) -> TaskDefinition:
-    """Runs the function of a file that defines a task.
+    """Runs the function of a file that defines a task, as in "my_task.py:build".
 
-    Args:
-      build: File and function, as in "my_task.py:build". The file may import its neighbours.
-
-    Returns:
-      The definition.
-
-    Raises:
-      UsageError: If there is no such file or function, or it raises, or returns anything else.
+    The file may import its neighbours.
     """
     if build == task_config.IN_MEMORY:
         raise validation.UsageError(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pathlib
 
-from tff_dpftrl.data import tables, vocabulary
+from tff_dpftrl import validation
+from tff_dpftrl.data import docstrings, sources, tables, vocabulary
 from tff_dpftrl.learning import functional_model
 from tff_dpftrl.models import metric_grid, metrics, table
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runtime.plans import text_pipeline
-from tff_dpftrl.runtime.tasks import definition, proxies, task_config
+from tff_dpftrl.runtime.tasks import definition, task_config
 from tff_dpftrl.training import corpus, startup, warm_start
 
 _LARGEST_LOSS = 100.0  # Largest mean loss of a device's targets, in nats.
@@ -18,35 +19,9 @@ _LARGEST_LOSS = 100.0  # Largest mean loss of a device's targets, in nats.
 def read_public(
     config: task_config.TaskConfig, progress: progress_lib.Progress
 ) -> tuple[list[list[dict[str, str]]], vocabulary.Vocabulary]:
-    """Reads the public text of a task.
-
-    Args:
-      config: Options of the task, resolved.
-      progress: Callback for progress lines.
-
-    Returns:
-      The examples of each proxy, and the vocabulary.
-
-    Raises:
-      ValueError: If an option cannot be used.
-    """
-    public = proxies.read(
-        config.proxy_data,
-        num_devices=config.proxy_devices,
-        max_examples=config.max_examples,
-        text_feature=config.text_feature,
-        pretokenized=config.pretokenized,
-        protected=config.data,
-        table=config.part(tables.TableOptions),
-    )
-    words = corpus.public_vocabulary(
-        config.vocabulary,
-        config.vocabulary_size,
-        tokenizer=config.tokenizer,
-        lower_case=config.lower_case,
-        pretokenized=config.pretokenized,
-        data=config.data,
-    )
+    """Reads the public text of a task."""
+    public = read_proxies(config)
+    words = corpus.public_vocabulary(config)
     progress(f"Vocabulary: {len(words.words)} {words.unit} ({words.source}).")
     texts = (example[config.text_feature] for examples in public for example in examples)
     for line in startup.describe_script(texts, words):
@@ -54,22 +29,32 @@ def read_public(
     return public, words
 
 
+def read_proxies(config: task_config.TaskConfig) -> list[list[dict[str, str]]]:
+    """Reads public text as the examples of a few devices, each with the text of one user.
+
+    Each has the newest ones, the newest first, as devices give them.
+    """
+    source = config.proxy_data
+    if source == "standard-library":
+        text = docstrings.read_standard_library()
+    elif sources.share_texts(source, config.data, config.part(tables.TableOptions)):
+        raise validation.UsageError(
+            f"proxy_data {source!r} is the data that is protected, a copy of it, or "
+            "has texts of its users: name public text."
+        )
+    else:
+        text = sources.load_user_text(source, pretokenized=config.pretokenized)
+    every = max(1, len(text) // config.proxy_devices)
+    return [
+        [{config.text_feature: one} for one in text.examples(user)[: -config.max_examples - 1 : -1]]
+        for user in text.user_ids[::every][: config.proxy_devices]
+    ]
+
+
 def define(
     config: task_config.TaskConfig, progress: progress_lib.Progress, *, with_cache: bool = False
 ) -> definition.TaskDefinition:
-    """Reads and checks what the options name.
-
-    Args:
-      config: Options of the task, resolved.
-      progress: Callback for progress lines.
-      with_cache: Whether devices also measure the model with a cache of their own earlier text.
-
-    Returns:
-      The definition of the task.
-
-    Raises:
-      ValueError: If an option cannot be used.
-    """
+    """Reads and checks what the options name."""
     reading = config.part(tables.TableOptions)
     public, words = read_public(config, progress)
     model = table.build(

@@ -19,20 +19,11 @@ _STATEMENT = "privacy_statement.json"
 def of_folder(
     path: str | os.PathLike[str],
 ) -> list[tuple[transparency_log.Entry, bytes]]:
-    """Returns what a log enters of a folder.
+    """Returns what a log enters of a folder, with the contents of the files.
 
-    Args:
-      path: Folder of a task, whose plans, terms, and the statement of its report are entered; or a
-        folder with the statement of a run or a report.
-
-    Returns:
-      Entries with the content of their files. The hash of a plan is the one that its signature is
-      under: a device has it.
-
-    Raises:
-      ValueError: If there is neither a task nor a statement, the task or the statement was changed,
-        or its file is from outside of the folder.
-      OSError: If a file cannot be read.
+    Of a task these are plans, terms, and the statement of its report; of another folder, the
+    statement of its run or report. The hash of a plan is the one that its signature is under: a
+    device has it.
     """
     path = pathlib.Path(path)
     now = statement_subject.now()

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 from cryptography.hazmat.primitives.asymmetric import ed25519
@@ -21,14 +20,14 @@ from tff_dpftrl.discretization import grid
 from tff_dpftrl.execution import federated_round
 from tff_dpftrl.learning import bucket_counts, metric_sums, own_model, rounds
 from tff_dpftrl.learning import model as model_lib
+from tff_dpftrl.learning import optimizers as optimizers_lib
 from tff_dpftrl.mechanisms import noise_recipe, noise_split
 from tff_dpftrl.models import metric_grid
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import adaptive_clipping, interface, party_noise
-from tff_dpftrl.runs import dp_ftrl_privacy, privacy
+from tff_dpftrl.runs import dp_ftrl_privacy
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runtime import participation_histograms
-from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.plans import (
     bounding,
     building,
@@ -42,50 +41,18 @@ from tff_dpftrl.runtime.tasks import (
     language_task,
     provenance,
     readme,
-    secure_groups,
     task_config,
     task_folder,
     task_privacy,
 )
 from tff_dpftrl.runtime.tasks import definition as definition_lib
 from tff_dpftrl.runtime.tasks import terms as terms_lib
-from tff_dpftrl.training import learning_options, process, startup
-from tff_dpftrl.training.optimizers import build_client_optimizer, build_server_optimizer
+from tff_dpftrl.training import optimizers, process, startup
 
 _METRICS_BYTES = 1_000_000  # Room for metrics in an upload, besides the update.
 _TRAINING_METRICS = "client_work/train"
 _LEARNED_NORM = "active"  # Field of `adaptive_clipping.ClipState` that holds the norm of a round.
 _KINDS = {"training": plan_pb2.TRAINING, "evaluation": plan_pb2.EVALUATION}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Demands:
-    """Demands of a task on devices, besides the participation that its privacy rests on.
-
-    Attributes:
-      population: Name of the devices that take part.
-      task: Name of the task.
-      num_devices: Smallest number of devices in the population.
-      rounds: Sizes and time-outs of a round.
-      selection: Examples that a device takes from its store.
-      limits: What the task may cost a device.
-      min_sep_hours: Hours that a device rests after it took part.
-      secure_groups: Groups that sum their reports securely; None if the server sees reports.
-    """
-
-    population: str
-    task: str
-    num_devices: int
-    rounds: population.RoundSettings
-    selection: plan_pb2.Selection
-    limits: plan_pb2.Limits
-    min_sep_hours: float
-    secure_groups: secure_groups.SecureGroups | None
-
-    @property
-    def stated(self) -> terms_lib.SecureAggregation | None:
-        """Terms of secure aggregation, as the task states them; None without it."""
-        return None if self.secure_groups is None else self.secure_groups.stated()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -99,8 +66,7 @@ class _Parts:
       largest_metrics: Largest entry of each tensor of metrics, as it is summed, by its path.
       proxies: Serialized examples of each simulated device.
       tests: What the task has to show on them.
-      demands: What the task asks of devices.
-      options: All options, as the task's folder keeps them.
+      config: All options, resolved.
       grids: Grids of the metrics of which order statistics are recorded, by name.
     """
 
@@ -110,9 +76,13 @@ class _Parts:
     largest_metrics: Mapping[str, float]
     proxies: Sequence[Sequence[bytes]]
     tests: predicates.Predicates
-    demands: _Demands
-    options: Mapping[str, Any]
-    grids: metric_sums.Grids = dataclasses.field(default_factory=dict)
+    config: task_config.TaskConfig
+    grids: metric_sums.Grids
+
+    @property
+    def has_own_algorithm(self) -> bool:
+        """Whether options of learning have no meaning."""
+        return self.definition.algorithm is not None or self.definition.buckets is not None
 
 
 def make(
@@ -148,44 +118,17 @@ def make(
     task_folder.check_is_free(output)
     config = _resolved(config, output, definition)
     parts = _prepare(config, _define(config, definition, progress), progress)
-    learning = config.learning
-    plan = _privacy_plan(config.privacy(), learning, parts, progress)
-    defined = parts.definition
-    has_own_algorithm = defined.algorithm is not None or defined.buckets is not None
-    if has_own_algorithm:
+    plan = _privacy_plan(parts, progress)
+    if parts.has_own_algorithm:
         config.check_own_algorithm()
-    if defined.buckets is not None:
+    if parts.definition.buckets is not None:
         _check_counts(plan)
-    terms = terms_lib.of_training(
-        plan,
-        population=parts.demands.population,
-        task=parts.demands.task,
-        data=defined.data,
-        words=None if defined.language is None else defined.language.words,
-        initial_weights=defined.initial_weights(
-            own_model.num_parameters(parts.model, trained=False)
-        ),
-        max_epsilon=config.max_epsilon,
-        server_optimizer="own" if has_own_algorithm else learning.server_optimizer,
-        secure_aggregation=parts.demands.stated,
-    )
-    stated: dict[str, str | int | None] = {}
-    if defined.buckets is not None:
-        stated |= _counted(defined.buckets, defined.pipeline.max_rows)
-    elif defined.language is None:
-        stated[terms_lib.METRICS] = _listed(own_model.metric_specs(parts.model))
-    if learning.noise == "secure" and plan.strategy is not None and plan.noise_multiplier > 0:
-        stated[sentences.NOISE_GENERATOR] = sentences.noise_generator(
-            noise_recipe.is_sum_of_draws(plan.strategy.noise_recipe()), bool(plan.noise_parties)
-        )
-    if parts.grids:
-        stated[terms_lib.ORDER_STATISTICS] = ", ".join(parts.grids)
-    terms = dataclasses.replace(terms, parameters={**terms.parameters, **stated})
+    terms = _terms(parts, plan)
     _check_budget(terms)
     progress("Building the plans ...")
-    aggregation = process.build_aggregation(learning, plan)
+    aggregation = process.build_aggregation(config.learning, plan)
     private_round = getattr(aggregation, "private_round", None)
-    training = _round(parts, plan, learning, aggregation)
+    training = _round(parts, plan, aggregation)
     limits = _report_limits(parts, plan)
     plans = _build(parts, training, terms, limits, private_round=private_round)
     return _finish(parts, plans, terms, output, key, built, progress)
@@ -201,25 +144,9 @@ def make_evaluation(
     progress: progress_lib.Progress,
     definition: definition_lib.TaskDefinition | None = None,
 ) -> task_folder.TaskFolder:
-    """Makes a task that evaluates the model of another task while that one trains.
+    """Makes a task that evaluates the model of the task `of` while that one trains.
 
-    Args:
-      of: Task that trains the model.
-      config: Options of that task, with another name, goal, number of rounds or weight.
-      output: New folder. Its name is the task's if the options give none.
-      key: Private key that signs plans and terms.
-      built: Provenance that the plans name; None to name none.
-      progress: Callback for progress lines.
-      definition: Model and data of the task; None for what the option `build` names, or the
-        language model of the options.
-
-    Returns:
-      The task, as it was read back.
-
-    Raises:
-      predicates.TaskRefusedError: If the tests fail; with all reasons.
-      ValueError: If an option cannot be used, or there is something at `output`.
-      OSError: If the folder cannot be written.
+    The other arguments, the result and the errors are those of `make`.
     """
     task_folder.check_is_free(output)
     schema = schema_lib.MinSep.unrestricted(config.num_rounds)
@@ -257,7 +184,7 @@ def make_evaluation(
         noise_multiplier=0.0,
         max_epsilon=None,
         parameters={},
-        secure_aggregation=parts.demands.stated,
+        secure_aggregation=_secure_terms(config),
     )
     progress("Building the plans ...")
     if isinstance(parts.model, model_lib.Model):
@@ -285,12 +212,61 @@ def _check_counts(plan: dp_ftrl_privacy.DpFtrlPlan) -> None:
         )
 
 
-def _counted(
-    buckets: Mapping[str, Sequence[str]], max_examples: int | None
-) -> dict[str, str | int | None]:
-    """Returns what the statement says of a task that counts."""
-    histograms = ", ".join(f"{name} ({len(names)} buckets)" for name, names in buckets.items())
-    return {terms_lib.COUNTS: histograms, "max_examples_of_a_device_in_a_round": max_examples}
+def _terms(parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan) -> terms_lib.Terms:
+    """States what a training task promises, before its plans and files are hashed."""
+    config, defined = parts.config, parts.definition
+    words = None if defined.language is None else defined.language.words
+    initial = defined.initial_weights(own_model.num_parameters(parts.model, trained=False))
+    parameters: dict[str, str | int | float | bool | None] = {
+        "clients_per_round": plan.clients_per_round,
+        "server_optimizer": "own" if parts.has_own_algorithm else config.server_optimizer,
+    }
+    if plan.encoding is not None:
+        parameters |= {
+            "secagg_norm_inflation": plan.encoding.inflation,
+            "secagg_bits_per_parameter": plan.encoding.bits_per_parameter,
+            "noise_multiplier_is_relative_to": "clip_norm times secagg_norm_inflation",
+        }
+    if (buckets := defined.buckets) is not None:
+        histograms = (f"{name} ({len(names)} buckets)" for name, names in buckets.items())
+        parameters[terms_lib.COUNTS] = ", ".join(histograms)
+        parameters["max_examples_of_a_device_in_a_round"] = defined.pipeline.max_rows
+    elif defined.language is None:
+        parameters[terms_lib.METRICS] = _listed(own_model.metric_specs(parts.model))
+    if config.noise == "secure" and plan.strategy is not None and plan.noise_multiplier > 0:
+        parameters[sentences.NOISE_GENERATOR] = sentences.noise_generator(
+            noise_recipe.is_sum_of_draws(plan.strategy.noise_recipe()), bool(plan.noise_parties)
+        )
+    if parts.grids:
+        parameters[terms_lib.ORDER_STATISTICS] = ", ".join(parts.grids)
+    return terms_lib.Terms(
+        server_plan="",
+        files={},
+        kind="training",
+        population=config.population,
+        task=config.task,
+        num_devices=plan.num_clients,
+        schema=plan.schema,
+        delta=plan.delta,
+        strategy=plan.strategy,
+        noise_multiplier=plan.noise_multiplier,
+        clip_norm=plan.clip_norm,
+        adaptive_clipping=plan.adaptive_clipping,
+        max_epsilon=config.max_epsilon,
+        data=defined.data,
+        vocabulary_source=None if words is None else words.source,
+        vocabulary_is_public=words is None or words.is_public,
+        vocabulary_is_noised=words is not None and words.is_noised,
+        initial_weights_source=None if initial is None else initial.source,
+        initial_weights_are_public=initial is not None and initial.is_public,
+        earlier_runs=() if initial is None else initial.runs,
+        parameters=parameters,
+        secure_aggregation=_secure_terms(config),
+    )
+
+
+def _secure_terms(config: task_config.TaskConfig) -> terms_lib.SecureAggregation | None:
+    return None if config.secure_groups is None else config.secure_groups.stated()
 
 
 def _listed(specs: Mapping[str, tf.TensorSpec]) -> str:
@@ -353,8 +329,7 @@ def _prepare(
         ),
         proxies=public,
         tests=_tests(config, len(public), definition.loss_metric, definition.expectations),
-        demands=_demands(config, num_parameters),
-        options=dataclasses.asdict(config),
+        config=config,
         grids=_grids(config, definition) if config.order_statistics else {},
     )
 
@@ -390,55 +365,24 @@ def _tests(
     )
 
 
-def _demands(config: task_config.TaskConfig, num_parameters: int) -> _Demands:
-    return _Demands(
-        population=config.population,
-        task=config.task,
-        num_devices=config.num_devices,
-        rounds=config.rounds,
-        selection=plan_pb2.Selection(
-            collection=config.collection,
-            max_examples=config.max_examples,
-            max_age_hours=config.max_age_hours,
-        ),
-        limits=plan_pb2.Limits(
-            memory_bytes=config.memory_bytes,
-            seconds=config.work_seconds,
-            # With secure aggregation an update is padded to a power of two.
-            upload_bytes=8 * num_parameters + _METRICS_BYTES,
-        ),
-        min_sep_hours=config.min_sep_hours,
-        secure_groups=config.secure_groups,
-    )
-
-
-def _privacy_plan(
-    wanted: privacy.Privacy,
-    learning: learning_options.LearningOptions,
-    parts: _Parts,
-    progress: progress_lib.Progress,
-) -> dp_ftrl_privacy.DpFtrlPlan:
+def _privacy_plan(parts: _Parts, progress: progress_lib.Progress) -> dp_ftrl_privacy.DpFtrlPlan:
     """Plans the noise; a sum has room for the reports of all devices that a round chooses."""
+    wanted = parts.config.privacy()
     if not isinstance(wanted, dp_ftrl_privacy.DpFtrlPrivacy):
         raise TypeError("The noise of a task is that of DP-FTRL.")
-    num_parameters = parts.num_parameters
-    plan = wanted.plan(parts.demands.num_devices, num_parameters)
+    plan = wanted.plan(parts.config.num_devices, parts.num_parameters)
     if wanted.secagg_bits is not None:
-        plan = _on_grid(plan, wanted.secagg_bits, learning, parts)
-    for line in startup.describe_plan(plan, num_parameters):
+        plan = _on_grid(plan, wanted.secagg_bits, parts)
+    for line in startup.describe_plan(plan, parts.num_parameters):
         progress(line)
     return plan
 
 
 def _on_grid(
-    plan: dp_ftrl_privacy.DpFtrlPlan,
-    bits: int,
-    learning: learning_options.LearningOptions,
-    parts: _Parts,
+    plan: dp_ftrl_privacy.DpFtrlPlan, bits: int, parts: _Parts
 ) -> dp_ftrl_privacy.DpFtrlPlan:
     """Chooses the grid of a plan, with room for the noise that parties add within the sum."""
-    groups, strategy, noise_ratio = parts.demands.secure_groups, plan.strategy, 0.0
-    num_parties = 0 if groups is None else len(groups.noise_parties)
+    num_parties, strategy, noise_ratio = len(parts.config.noise_parties), plan.strategy, 0.0
     if num_parties and strategy is not None:
         if not plan.noise_multiplier:
             raise validation.UsageError(
@@ -448,24 +392,22 @@ def _on_grid(
         z = plan.noise_multiplier
         if plan.adaptive_clipping:
             clipping = adaptive_clipping.AdaptiveClipping(
-                clipped_count_stddev=learning.clipped_count_stddev
+                clipped_count_stddev=parts.config.clipped_count_stddev
             )
             stddev = clipping.count_stddev(z, plan.clients_per_round)
             z = noise_split.update_noise_multiplier(z, stddev)
         noise_ratio = party_noise.noise_ratio(strategy, z, plan.num_rounds, num_parties)
-    most_reports = parts.demands.rounds.wanted
+    most_reports = parts.config.rounds.wanted
     encoding = grid.for_bits(parts.num_parameters, most_reports, bits, noise_ratio=noise_ratio)
     return dataclasses.replace(plan, encoding=encoding, noise_parties=num_parties)
 
 
 def _round(
-    parts: _Parts,
-    plan: dp_ftrl_privacy.DpFtrlPlan,
-    learning: learning_options.LearningOptions,
-    aggregation: rounds.Aggregation,
+    parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan, aggregation: rounds.Aggregation
 ) -> federated_round.FederatedRound:
     """Builds the round; that of an own algorithm must release all privately."""
     metrics, algorithm = _metric_sums(parts), parts.definition.algorithm
+    learning = parts.config.learning
     if parts.definition.buckets is not None:
         return bucket_counts.build_round(parts.model, aggregation, metrics=metrics)
     if algorithm is None and isinstance(parts.model, model_lib.Model):
@@ -474,14 +416,15 @@ def _round(
 
     if algorithm is None:
         algorithm = tff_rounds.federated_averaging(
-            build_client_optimizer(learning), build_server_optimizer(learning)
+            optimizers_lib.sgdm(learning.client_learning_rate),
+            optimizers.build_server_optimizer(learning),
         )
     return tff_rounds.training(algorithm, parts.model, aggregation, metrics)
 
 
 def _metric_sums(parts: _Parts) -> metric_sums.Build:
     """Chooses how metrics are summed."""
-    is_secure = parts.demands.secure_groups is not None
+    is_secure = parts.config.secure_groups is not None
     return functools.partial(metric_sums.build, is_secure=is_secure, grids=parts.grids)
 
 
@@ -495,7 +438,7 @@ def _report_limits(parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan | None) -> bo
         encoding=None if plan is None else plan.encoding,
         metrics=parts.largest_metrics,
         names_all_metrics=True,
-        most_reports=parts.demands.rounds.wanted,
+        most_reports=parts.config.rounds.wanted,
         grids=parts.grids,
     )
 
@@ -547,25 +490,34 @@ def _build(
     private_round: interface.PrivateRound | None = None,
 ) -> building.Plans:
     """Builds the plans of a round, with the participation that the terms declare."""
-    demands, schema = parts.demands, terms.schema
+    config, schema = parts.config, terms.schema
     # Rounding moves a bucket by a step of the largest one, in all devices the same way if they are
     # alike: over many reports that adds up to more than the noise.
-    is_rounded = parts.options["update_bits"] == task_config.ROUNDED_BITS
+    is_rounded = config.update_bits == task_config.ROUNDED_BITS
     is_rounded &= parts.definition.buckets is None
     buckets = participation_histograms.ParticipationBuckets.for_schema(schema)
-    groups = demands.secure_groups
+    groups = config.secure_groups
     return building.build_plans(
         round_,
         parts.definition.pipeline,
         building.DeviceTerms(
-            population=demands.population,
-            task=demands.task,
+            population=config.population,
+            task=config.task,
             kind=_KINDS[terms.kind],
-            selection=demands.selection,
-            limits=demands.limits,
+            selection=plan_pb2.Selection(
+                collection=config.collection,
+                max_examples=config.max_examples,
+                max_age_hours=config.max_age_hours,
+            ),
+            limits=plan_pb2.Limits(
+                memory_bytes=config.memory_bytes,
+                seconds=config.work_seconds,
+                # With secure aggregation an update is padded to a power of two.
+                upload_bytes=8 * parts.num_parameters + _METRICS_BYTES,
+            ),
             participation=plan_pb2.Participation(
                 min_sep_rounds=schema.min_sep,
-                min_sep_hours=demands.min_sep_hours,
+                min_sep_hours=config.min_sep_hours,
                 stride_edges=buckets.stride_edges,
                 times_edges=buckets.times_edges,
             ),
@@ -605,7 +557,7 @@ def _finish(
         output,
         signed=plans.sign(key),
         terms=terms,
-        options=parts.options,
+        options=dataclasses.asdict(parts.config),
         features=features,
         words=None if language is None else language.words,
         rule=None if language is None else language.rule,
@@ -614,7 +566,7 @@ def _finish(
         readme=readme.text(
             terms,
             plans.devices,
-            parts.demands.rounds,
+            parts.config.rounds,
             features=features,
             max_rows=parts.definition.pipeline.max_rows,
             model=f"{parts.definition.description}, {parts.num_parameters} weights",

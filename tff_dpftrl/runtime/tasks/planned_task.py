@@ -184,14 +184,7 @@ class PlannedTask:
     """A verified task, ready to be served."""
 
     def __init__(self, folder: task_folder.TaskFolder):
-        """Takes a task that may be served at once; `load` gets its first round ready.
-
-        Args:
-          folder: Folder of the task, verified.
-
-        Raises:
-          ValueError: If its plans, of an older version, do not bound what devices report.
-        """
+        """Takes a verified task that may be served at once; `load` gets its first round ready."""
         self.folder = folder
         """Folder of the task."""
         terms, config = folder.terms, folder.config
@@ -236,25 +229,13 @@ class PlannedTask:
         return self.folder.terms.population
 
     def load(self) -> None:
-        """Imports TensorFlow and traces the graphs, for which the first round waits otherwise.
-
-        Raises:
-          ValueError: If a graph cannot be loaded.
-        """
+        """Imports TensorFlow and traces the graphs, for which the first round waits otherwise."""
         self._work.load()
 
     def add_to(self, store: interface.Store) -> interface.Commit:
-        """Adds the task to a store, or finds it there.
+        """Adds the task to a store, or finds it there; returns its last commit.
 
-        Args:
-          store: Store of the population's commits.
-
-        Returns:
-          The last commit of the task.
-
-        Raises:
-          task_state.StateError: If the store has a task of that name with other terms or plans.
-          interface.StoreError: If the store cannot be read or written.
+        Raises a `StateError` if the store has a task of that name with other terms or plans.
         """
         if self.name not in store.tasks(self.population):
             model, state = self._step.first(self.folder.initialize())
@@ -267,17 +248,7 @@ class PlannedTask:
         return commit
 
     def observed(self, commit: interface.Commit) -> participation_histograms.ObservedRounds:
-        """Reads the observed participation of a commit, quickly.
-
-        Args:
-          commit: Commit of this task.
-
-        Returns:
-          The participation in all rounds up to the commit.
-
-        Raises:
-          task_state.StateError: If the commit is of another task.
-        """
+        """Reads the participation in all rounds up to a commit, quickly."""
         return task_state.observed(commit.state, self._digest)
 
     def privacy(self, commit: interface.Commit) -> task_privacy.PrivacySoFar:

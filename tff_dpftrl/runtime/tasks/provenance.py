@@ -22,25 +22,12 @@ _MAX_BUILDER = 200
 def find(
     build: str | None = None, builder: str | None = None, *, allow_dirty: bool = False
 ) -> plan_pb2.Provenance:
-    """Names the code that a task is about to be built from.
+    """Names the code that a task is about to be built from: package, file, commits and builder.
 
     Without `build`, this package builds the task alone, from options that are signed with it. Then
     the repository of the current folder does not matter, and that of the package is only named.
-
-    Args:
-      build: File and function that define the task, like "my_task.py:build"; None without.
-      builder: Name and address of who builds the task; None for those that git is configured with,
-        in the file's folder or the current one.
-      allow_dirty: Whether the file's repository may have code that is not committed; the plan then
-        says so.
-
-    Returns:
-      Version and commit of the package, the file and its commit, and the builder. Commits are
-      absent where there is no repository.
-
-    Raises:
-      ValueError: If the file's repository has code that is not committed, or `builder` is not one
-        short line.
+    Commits are absent where there is no repository; one with code that is not committed is refused,
+    unless `allow_dirty`. The builder is the one that git is configured with if None.
     """
     made = plan_pb2.Provenance(package_version=version.__version__)
     here, folder = pathlib.Path(tff_dpftrl.__file__), pathlib.Path.cwd()
@@ -65,13 +52,7 @@ def find(
 def put_into(
     made: plan_pb2.Provenance, server: plan_pb2.ServerPlan, devices: Iterable[plan_pb2.DevicePlan]
 ) -> None:
-    """Puts a provenance into the plans of a task; devices need no engineer's address.
-
-    Args:
-      made: Provenance.
-      server: Plan of the server; changed in place.
-      devices: Plans of devices; changed in place.
-    """
+    """Puts a provenance into the plans of a task; devices need no engineer's address."""
     server.provenance.CopyFrom(made)
     for plan in devices:
         plan.provenance.CopyFrom(made)

@@ -25,21 +25,7 @@ def text(
     tested: Sequence[str],
     built: str | None = None,
 ) -> str:
-    """Writes what a task does, asks of devices and promises of privacy.
-
-    Args:
-      terms: Privacy terms of the task.
-      devices: Variants of the devices' plan.
-      rounds: Sizes of a round.
-      features: What an example of a device holds, by name.
-      max_rows: Largest number of a device's rows that a round uses; None for all.
-      model: Name and sizes of the model.
-      tested: Results of the task's tests, one sentence each.
-      built: Sentence about the code that the task was built from; None to name the package only.
-
-    Returns:
-      The text, in Markdown.
-    """
+    """Writes what a task does, asks of devices and promises of privacy."""
     purpose = "trains" if terms.kind == "training" else f"evaluates the model of {terms.model_of}"
     if terms_lib.COUNTS in terms.parameters:
         purpose = "counts, with noise"
@@ -74,14 +60,7 @@ def text(
 
 
 def test_results(findings: Mapping[int, predicates.Findings]) -> list[str]:
-    """Describes the results of a task's tests.
-
-    Args:
-      findings: Measurements, by the least runtime version of each variant of the devices' plan.
-
-    Returns:
-      Sentences about each variant.
-    """
+    """Describes the results of a task's tests."""
     lines = []
     for least, result in findings.items():
         lines.append(f"Tested for devices of version {least} and later: {_measured(result)}.")

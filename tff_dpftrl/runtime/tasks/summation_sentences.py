@@ -56,14 +56,7 @@ def who_sees(secure: terms_lib.SecureAggregation | None) -> str:
 
 
 def who_adds_noise(secure: terms_lib.SecureAggregation) -> str:
-    """Describes who adds the noise within the sums, whom that protects from, and on what it rests.
-
-    Args:
-      secure: Secure aggregation with noise parties.
-
-    Returns:
-      A few sentences.
-    """
+    """Describes who adds the noise within the sums, whom that protects from, and what it needs."""
     return (
         f"{_parties(secure)} within the sum of each round, so that the server sees no updates, and "
         f"no sums of updates, without it. {_protects(secure)} This rests on devices' software, "

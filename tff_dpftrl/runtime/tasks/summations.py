@@ -39,16 +39,7 @@ class PlanSummation(population_lib.Summation):
     """Sums `wire_pb2.Report`s: updates as the plan says, participation vectors beside them."""
 
     def __init__(self, work: server_work.ServerWork, most_reports: int):
-        """Takes the server's part of a task.
-
-        Args:
-          work: Server's part of the task.
-          most_reports: Largest number of reports in the sum of a round.
-
-        Raises:
-          ValueError: If the plan does not bound reports so that their sum has room, or rounds
-            tensors that cannot be rounded.
-        """
+        """Takes the server's part of a task."""
         self._work = work
         plan = work.plan
         rounded_updates.check_places(plan.rounded, plan.update, len(plan.secure_sums))
@@ -105,14 +96,7 @@ class SecureSummation(population_lib.Summation):
     """Adds sums of groups, whose devices have summed their reports securely; sees no report."""
 
     def __init__(self, work: server_work.ServerWork):
-        """Takes the server's part of a task whose plan asks for secure aggregation.
-
-        Args:
-          work: Server's part of the task.
-
-        Raises:
-          ValueError: If the plan does not bound reports so that their sum has room.
-        """
+        """Takes the server's part of a task whose plan asks for secure aggregation."""
         self._work = work
         most_devices = work.plan.secure_aggregation.most_devices
         self._bounds = report_bounds.ReportBounds(work.plan, most_devices)

@@ -64,15 +64,7 @@ MEANINGLESS = {
 
 
 def check_name(name: str, value: str) -> None:
-    """Refuses a name that cannot be the name of a file, or has special characters.
-
-    Args:
-      name: Name of the option.
-      value: Value of the option.
-
-    Raises:
-      ValueError: If it is empty, long, or has other characters than letters, digits and -_.=
-    """
+    """Refuses a name that cannot be the name of a file, or has special characters."""
     plain = value.replace("-", "").replace("_", "").replace(".", "").replace("=", "")
     if not (plain.isascii() and plain.isalnum()) or value[0] == "." or len(value) > 100:
         raise validation.UsageError(
@@ -324,11 +316,7 @@ class TaskConfig(config_lib.TrainingConfig):
                 )
 
     def check_own_algorithm(self) -> None:
-        """Refuses options of learning that an algorithm of a definition's own has itself.
-
-        Raises:
-          UsageError: If one is given.
-        """
+        """Refuses options of learning that an algorithm of a definition's own has itself."""
         for name in filter(self._is_given, _OF_ALGORITHM):
             raise validation.UsageError(
                 f"{name} has no meaning with the algorithm of a TaskDefinition, which has its own "
@@ -431,13 +419,9 @@ class TaskConfig(config_lib.TrainingConfig):
         )
 
     def resolved(self, name: str) -> TaskConfig:
-        """Fills in all options that follow from others, as the task's folder keeps them.
+        """Fills in all options that follow from others, so that no later default changes the task.
 
-        Args:
-          name: Name of the task if the options give none.
-
-        Returns:
-          The complete options, which no later default changes.
+        `name` is that of the task if the options give none.
         """
         config = self.with_absolute_paths().with_defaults()
         changes: dict[str, Any] = {"task": self.task or name}
@@ -467,16 +451,7 @@ def _party_key(text: str) -> str:
 def grid(config: TaskConfig, name: str, values: Sequence[Any]) -> list[tuple[str, TaskConfig]]:
     """Makes the options of a group of tasks that differ in one option.
 
-    Args:
-      config: Options that the tasks share.
-      name: Name of the option that differs.
-      values: Values of that option, one for each task.
-
-    Returns:
-      Pairs of a suffix for the task's name, like "-client_learning_rate=0.3", and its options.
-
-    Raises:
-      ValueError: If there is no such option, or a value cannot be used.
+    Returns a suffix for each task's name, like "-client_learning_rate=0.3", and its options.
     """
     known = {field.name for field in dataclasses.fields(config)}
     if name not in known:

@@ -42,31 +42,11 @@ from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 from tff_dpftrl.training import options as options_lib
 
-PUBLIC_KEY = "signing_key.pub"
-"""Name of the file that devices are given."""
-
-PLANS = "task.pb"
-"""Name of the file with the signed plans."""
-
-TERMS = "terms.json"
-"""Name of the file with the privacy terms."""
-
-_SIGNATURE = "terms.sig"
-_CONFIG = "config.json"
-_README = "README.md"
-_APPROVAL = ".sig"
-
-APPROVALS = "approvals"
-"""Name of the folder that `tff-dpftrl task approve` adds."""
-
-BUCKETS = "buckets.json"
-"""Name of the file with the histograms of a task that counts."""
-
-EXAMPLES = "examples.json"
-"""Name of the file that says what devices store."""
-
-REPORT = "report"
-"""Name of the folder that `tff-dpftrl task report` adds."""
+# Names of the files and folders above.
+PLANS, TERMS, PUBLIC_KEY = "task.pb", "terms.json", "signing_key.pub"
+EXAMPLES, BUCKETS = "examples.json", "buckets.json"
+REPORT, APPROVALS = "report", "approvals"
+_SIGNATURE, _CONFIG, _README, _APPROVAL = "terms.sig", "config.json", "README.md", ".sig"
 
 FILES = (PLANS, TERMS, _SIGNATURE, PUBLIC_KEY, _CONFIG, EXAMPLES, BUCKETS)
 FILES += (vocabulary_file.NAME, _README)
@@ -106,11 +86,7 @@ class TaskFolder:
         return self.terms.task
 
     def initialize(self) -> plan_pb2.Graph:
-        """Reads the graph of the first state, with the initial weights, again if it is not here.
-
-        Raises:
-          ValueError: If the plans were changed since the task was read.
-        """
+        """Reads the graph of the first state, with the initial weights, again if it is not here."""
         if self.server.HasField("initialize"):
             return self.server.initialize
         signed = plan_pb2.SignedTask.FromString((self.path / PLANS).read_bytes())
@@ -120,14 +96,7 @@ class TaskFolder:
 
 
 def check_is_free(path: str | os.PathLike[str]) -> None:
-    """Refuses a path where the folder of a task cannot be made.
-
-    Args:
-      path: Folder that is to be made.
-
-    Raises:
-      ValueError: If there is something already.
-    """
+    """Refuses a path where the folder of a task cannot be made."""
     path = pathlib.Path(path)
     if path.exists() or path.is_symlink():
         raise validation.UsageError(
@@ -148,24 +117,7 @@ def write(
     key: ed25519.Ed25519PrivateKey,
     readme: str,
 ) -> None:
-    """Writes a task, whole or not at all.
-
-    Args:
-      path: New folder, made with the missing folders above it.
-      signed: Signed plans.
-      terms: Privacy terms; the hashes of plan and files are filled in here.
-      options: All options of the task, resolved, as JSON-compatible values.
-      features: What an example of a device holds, by name.
-      words: Vocabulary of the model; None if it is not a language model of this package.
-      rule: Rule by which texts become words; None with `words`.
-      buckets: Names of the buckets of each histogram of a task that counts; None for a model.
-      key: Private key that signed the plans.
-      readme: Text of README.md.
-
-    Raises:
-      ValueError: If there is something at `path`.
-      OSError: If the folder cannot be written.
-    """
+    """Writes a task, whole or not at all; fills in the hashes of plan and files in its terms."""
     check_is_free(path)
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -200,16 +152,7 @@ def read(
 ) -> TaskFolder:
     """Reads a task after all of it was verified.
 
-    Args:
-      path: Folder of the task.
-      keys: Public keys that are trusted. None for the key in the folder, which shows damage, but
-        not who made the task.
-
-    Returns:
-      The task.
-
-    Raises:
-      ValueError: If there is no task, or it was changed or signed by nobody who is trusted.
+    Without `keys`, the key in the folder is trusted, which shows damage, but not who made the task.
     """
     path = pathlib.Path(path)
     if not (path / PLANS).is_file():
@@ -253,19 +196,7 @@ def read(
 
 
 def approve(path: str | os.PathLike[str], key: ed25519.Ed25519PrivateKey) -> TaskFolder:
-    """Adds the approval of a reviewer to a task.
-
-    Args:
-      path: Folder of the task.
-      key: Private key of the reviewer.
-
-    Returns:
-      The task with the approval.
-
-    Raises:
-      ValueError: If there is no intact task, or the key has signed it.
-      OSError: If the approval cannot be written.
-    """
+    """Adds the approval of a reviewer to a task."""
     folder = read(path)
     content = approvals.unapproved(folder.signed, folder.terms.digest())
     approval = approvals.approve(content, key, folder.signed.server.key)
@@ -299,17 +230,7 @@ def _again(read: _Message) -> _Message:
 
 
 def bundled_key(path: str | os.PathLike[str]) -> ed25519.Ed25519PublicKey:
-    """Reads the public key in a task's folder.
-
-    Args:
-      path: Folder of the task.
-
-    Returns:
-      The key, which proves nothing about who made the task.
-
-    Raises:
-      ValueError: If it is missing or damaged.
-    """
+    """Reads the public key in a task's folder, which proves nothing about who made the task."""
     return signing_keys.load_public(pathlib.Path(path) / PUBLIC_KEY)
 
 

@@ -128,15 +128,7 @@ class TaskPrivacy:
         return self._terms.max_epsilon
 
     def so_far(self, seen: participation_histograms.ObservedRounds) -> PrivacySoFar:
-        """Computes what the committed rounds have spent; the result is cached.
-
-        Args:
-          seen: Observed participation in the committed rounds.
-
-        Returns:
-          The privacy cost of the declared participation in the committed rounds, and the observed
-          participation.
-        """
+        """Computes what the committed rounds have spent with the declared participation."""
         epsilon, rho = (0.0, 0.0) if self.has_guarantee else (None, None)
         following = None
         if seen.num_rounds and self.has_guarantee:
@@ -161,14 +153,7 @@ class TaskPrivacy:
         )
 
     def refusal(self, seen: participation_histograms.ObservedRounds) -> str | None:
-        """Returns why no further round may begin.
-
-        Args:
-          seen: Observed participation in the committed rounds.
-
-        Returns:
-          A sentence for the operator; None if another round may begin.
-        """
+        """Returns why no further round may begin, for the operator; None if one may."""
         declared = self._terms.schema
         if seen.num_rounds >= declared.num_rounds:
             return f"all {declared.num_rounds} declared rounds are done"
@@ -191,17 +176,9 @@ class TaskPrivacy:
     ) -> statement_lib.PrivacyStatement:
         """Makes the privacy statement of the committed rounds.
 
-        Args:
-          seen: Observed participation in the committed rounds.
-          others: ρ that the other training tasks of the population have spent so far, by name;
-            None for a task without guarantee.
-
-        Returns:
-          The statement. Unless the task is over, it charges all rounds that the task may still
-          have, since whoever ends a task early has seen its results.
-
-        Raises:
-          ValueError: If no round was committed, or the task evaluates only.
+        Unless the task is over, it charges all rounds that the task may still have, since whoever
+        ends a task early has seen its results. `others` are ρ that the other training tasks of the
+        population have spent so far, None for one without guarantee.
         """
         terms = self._terms
         if terms.kind == "evaluation":
@@ -220,13 +197,9 @@ class TaskPrivacy:
     ) -> tuple[str, ...]:
         """Returns the caveats without which nobody should quote ε.
 
-        Args:
-          seen: Observed participation in the committed rounds.
-
-        Returns:
-          The statement's headline caveats for ε of the committed rounds, or of all rounds if none
-          is committed, but for the one on other tasks of the population. Reports that contradict
-          the declared participation are among them. Empty if there is no guarantee.
+        They are those of the committed rounds, or of all rounds if none is committed, but for the
+        one on other tasks of the population. Reports that contradict the declared participation are
+        among them. Empty if there is no guarantee.
         """
         if not self.has_guarantee:
             return ()

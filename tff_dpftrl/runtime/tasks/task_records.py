@@ -55,17 +55,7 @@ def write(
     rows: interface.TaskRows,
     others: Mapping[str, float | None],
 ) -> None:
-    """Writes the records into the folder of a report; earlier ones are replaced.
-
-    Args:
-      output: Folder of the report.
-      folder: Folder of the task.
-      rows: Rows of the task.
-      others: ρ that the other training tasks had spent, as in `TaskRecords`.
-
-    Raises:
-      OSError: If a file cannot be written.
-    """
+    """Writes the records into the folder of a report; earlier ones are replaced."""
     with durable_files.new_folder(output / TASK, replace=True) as copy:
         for name in filter(lambda name: (folder / name).exists(), task_folder.FILES):
             shutil.copyfile(folder / name, copy / name)
@@ -87,17 +77,7 @@ def _as_json(content: Mapping[str, Any]) -> bytes:
 
 
 def read(output: pathlib.Path) -> TaskRecords:
-    """Reads the records in the folder of a report; nothing in them is verified.
-
-    Args:
-      output: Folder of the report.
-
-    Returns:
-      The records.
-
-    Raises:
-      ValueError: If they cannot be read.
-    """
+    """Reads the records in the folder of a report; nothing in them is verified."""
     private = output / PRIVATE
     try:
         others = json_text.read_object(output / OTHERS)

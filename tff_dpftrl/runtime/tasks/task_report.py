@@ -107,16 +107,7 @@ class TaskReport:
 def rounds(store: interface.Store, population: str, task: str) -> list[dict[str, Any]]:
     """Reads the metrics of the committed rounds; `pandas.DataFrame` makes a table of them.
 
-    Args:
-      store: Store of the population's commits.
-      population: Name of the population.
-      task: Name of the task.
-
-    Returns:
-      One row a round, all with the same columns; rounds count from 1.
-
-    Raises:
-      interface.UnknownTask: If there is no such task.
+    All rows have the same columns; rounds count from 1.
     """
     history = store.history(population, task)
     columns = dict.fromkeys(name for row in history for name in row)
@@ -124,15 +115,9 @@ def rounds(store: interface.Store, population: str, task: str) -> list[dict[str,
 
 
 def others(store: interface.Store, population: str, task: str) -> dict[str, float | None]:
-    """Reads what the other tasks that train on the same devices have spent.
+    """Reads ρ of the other tasks that train on the same devices, None without a guarantee.
 
-    Args:
-      store: Store of the population's commits.
-      population: Name of the population.
-      task: Name of the task to leave out.
-
-    Returns:
-      ρ so far by task, for those that have committed a round; None for one without guarantee.
+    Tasks that have committed no round are left out.
     """
     spent = {}
     for name in store.tasks(population):
@@ -153,28 +138,14 @@ def write(
 ) -> TaskReport:
     """Writes metrics, curves, statement and model of what a task has committed so far.
 
-    Args:
-      folder: Folder of the task, verified.
-      store: Store from which the task is served.
-      output: Folder of the results, made if missing; files in it are replaced: `metrics.csv`,
-        `curves.png`, the same with exact figures in `private/`, `metrics_README.md` and
-        `README.md`; for a training task also `privacy_statement.json` and `.md`, `model.npz` and
-        `vocabulary.json`, or `counts.csv` in place of the vocabulary if the task counts; with
-        `sessions` also `private/sessions.md`.
-      with_held_out: Whether the model is evaluated on the held-out users of the options' data,
-        who never train; a model that is not of this package is not evaluated.
-      sessions: Counts of the shapes of the devices' sessions, for `sessions.md`; None if they are
-        not known.
-      rows_of_store: Rows of the task in the store, to be reported and written too, for an audit;
-        None to report the last commit, and write no records.
+    Files in `output` are replaced: `metrics.csv`, `curves.png`, the same with exact figures in
+    `private/`, `metrics_README.md` and `README.md`; for a training task also
+    `privacy_statement.json` and `.md`, `model.npz` and `vocabulary.json`, or `counts.csv` in place
+    of the vocabulary if the task counts; with `sessions` also `private/sessions.md`.
 
-    Returns:
-      The results that were written, and a summary.
-
-    Raises:
-      ValueError: If the store has no such task, or one with other plans, or none of its rounds
-        has been committed yet; or if the data cannot be read.
-      OSError: If a file cannot be written.
+    A model of this package is evaluated on users of the options' data who never train, unless told
+    otherwise. Rows of the store are reported and written too, for an audit, in place of the last
+    commit.
     """
     terms = folder.terms
     if rows_of_store is None:

@@ -46,18 +46,7 @@ class TaskState:
 
     @classmethod
     def from_bytes(cls, content: contents.Serialised, terms: str) -> TaskState:
-        """Reads a state from bytes that `to_bytes` returned.
-
-        Args:
-          content: Committed state.
-          terms: Digest of the terms that the state must belong to.
-
-        Returns:
-          The state.
-
-        Raises:
-          StateError: If it is of another task, or cannot be read.
-        """
+        """Reads what `to_bytes` returned; refuses a state of other terms with a `StateError`."""
         seen, end = _head(content, terms)
         content = bytes(content) if isinstance(content, contents.Content) else content
         return cls(terms, seen, memoryview(content)[end + 1 :])
@@ -66,37 +55,13 @@ class TaskState:
 def tensors(
     content: contents.Serialised, terms: str, state: Sequence[plan_pb2.Tensor]
 ) -> list[np.ndarray]:
-    """Reads the tensors of a committed state.
-
-    Args:
-      content: Committed state.
-      terms: Digest of the terms that the state must belong to.
-      state: Tensors of the process's state, without values.
-
-    Returns:
-      The values.
-
-    Raises:
-      StateError: If the state is of another task, or cannot be read.
-      tensor_values.ValuesError: If it is the state of other plans, or damaged.
-    """
+    """Reads the tensors of a committed state; refuses that of other terms or plans."""
     begin = _head(content, terms)[1] + 1
     return tensor_values.from_content(content, begin, state, "state")
 
 
 def observed(content: contents.Serialised, terms: str) -> participation_histograms.ObservedRounds:
-    """Reads the observed participation of a committed state, quickly, without its tensors.
-
-    Args:
-      content: Committed state.
-      terms: Digest of the terms that the state must belong to.
-
-    Returns:
-      The participation.
-
-    Raises:
-      StateError: If the state is of another task, or cannot be read.
-    """
+    """Reads the observed participation of a committed state, quickly, without its tensors."""
     return _head(content, terms)[0]
 
 

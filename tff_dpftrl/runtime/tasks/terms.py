@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from cryptography import exceptions
 from cryptography.hazmat.primitives.asymmetric import ed25519
@@ -25,11 +25,6 @@ from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runtime.plans import signing
 from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.secure_sums import parameters
-
-if TYPE_CHECKING:
-    from tff_dpftrl.data import vocabulary
-    from tff_dpftrl.runs import dp_ftrl_privacy
-    from tff_dpftrl.training import warm_start
 
 Kind = Literal["training", "evaluation"]
 
@@ -208,98 +203,13 @@ class Terms:
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def signed(self, key: ed25519.Ed25519PrivateKey) -> tuple[bytes, bytes]:
-        """Serialises and signs the terms.
-
-        Args:
-          key: Private key that signed the plans.
-
-        Returns:
-          The bytes of `to_bytes()`, and the signature: the key's name and 64 bytes.
-        """
+        """Returns the bytes of `to_bytes()`, and their signature: the key's name and 64 bytes."""
         content = self.to_bytes()
         return content, signing.key_name(key.public_key()) + key.sign(_signed(content))
 
 
-def of_training(
-    plan: dp_ftrl_privacy.DpFtrlPlan,
-    *,
-    population: str,
-    task: str,
-    data: str,
-    words: vocabulary.Vocabulary | None,
-    initial_weights: warm_start.InitialWeights | None,
-    max_epsilon: float | None,
-    server_optimizer: str,
-    secure_aggregation: SecureAggregation | None,
-) -> Terms:
-    """States what a training task promises, before its plans and files are hashed.
-
-    Args:
-      plan: Privacy of the task; its clients are the devices of the population.
-      population: Name of the population of devices.
-      task: Name of the task.
-      data: Name of the devices' data in statements.
-      words: Vocabulary of the model; None if it reads no words.
-      initial_weights: Weights of an earlier model to begin with; None for random ones.
-      max_epsilon: Budget: no round begins that would bring ε above it. None for the ε of the
-        declared rounds.
-      server_optimizer: Name of the server's optimizer.
-      secure_aggregation: How reports are hidden from the server; None if it sees them.
-
-    Returns:
-      The terms, without the hashes.
-    """
-    parameters: dict[str, str | int | float | bool | None] = {
-        "clients_per_round": plan.clients_per_round,
-        "server_optimizer": server_optimizer,
-    }
-    if plan.encoding is not None:
-        parameters |= {
-            "secagg_norm_inflation": plan.encoding.inflation,
-            "secagg_bits_per_parameter": plan.encoding.bits_per_parameter,
-            "noise_multiplier_is_relative_to": "clip_norm times secagg_norm_inflation",
-        }
-    initial = initial_weights
-    return Terms(
-        server_plan="",
-        files={},
-        kind="training",
-        population=population,
-        task=task,
-        num_devices=plan.num_clients,
-        schema=plan.schema,
-        delta=plan.delta,
-        strategy=plan.strategy,
-        noise_multiplier=plan.noise_multiplier,
-        clip_norm=plan.clip_norm,
-        adaptive_clipping=plan.adaptive_clipping,
-        max_epsilon=max_epsilon,
-        data=data,
-        vocabulary_source=None if words is None else words.source,
-        vocabulary_is_public=words is None or words.is_public,
-        initial_weights_source=None if initial is None else initial.source,
-        initial_weights_are_public=initial is not None and initial.is_public,
-        earlier_runs=() if initial is None else initial.runs,
-        vocabulary_is_noised=words is not None and words.is_noised,
-        parameters=parameters,
-        secure_aggregation=secure_aggregation,
-    )
-
-
 def verified(content: bytes, signature: bytes, keys: Iterable[ed25519.Ed25519PublicKey]) -> Terms:
-    """Reads terms after their signature was verified.
-
-    Args:
-      content: Serialised terms, from an untrusted source.
-      signature: Signature of the terms, as `Terms.signed` returned it. Untrusted.
-      keys: Public keys that are trusted.
-
-    Returns:
-      The terms.
-
-    Raises:
-      TermsRefusedError: If they were changed, or signed by nobody who is trusted.
-    """
+    """Reads terms from an untrusted source after their signature was verified."""
     trusted = {signing.key_name(key): key for key in keys}
     name, signature = signature[:8], signature[8:]
     if name not in trusted:
