@@ -52,6 +52,7 @@ def audit_config(
         cannot have what it asks for.
     """
     progress = progress or (lambda line: None)
+    corpus.require_packages(vars(config))
     if num_users is None:
         num_users = len(corpus.read_users(config.part(corpus.UserOptions)).train)
     config = dataclasses.replace(
