@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -111,7 +111,7 @@ class LocalUpdate(abc.ABC):
       counts_rounds: Whether it depends on the index of the round.
     """
 
-    counts_rounds = True
+    counts_rounds = False
 
     @abc.abstractmethod
     def update(
@@ -243,6 +243,7 @@ class FedSgd(LocalUpdate):
     """
 
     learning_rate: float
+    counts_rounds: ClassVar[bool] = True
 
     def __post_init__(self):
         validation.positive("learning_rate", self.learning_rate)
