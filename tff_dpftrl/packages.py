@@ -47,10 +47,7 @@ def remedy(*modules: str) -> str:
     names = [NAMES.get(module, module) for module in wanted]
     are = "which is" if len(names) == 1 else "which are"
     listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-    return (
-        f"{listed}, {are} not installed: {_command(wanted)} "
-        "(docs/reference/environments.md)"
-    )
+    return f"{listed}, {are} not installed: {_command(wanted)} (docs/reference/environments.md)"
 
 
 def _command(wanted: list[str]) -> str:

@@ -79,7 +79,8 @@ def build_training(
     """Builds a round of training.
 
     Args:
-      model: Functional model; a `tff.learning.models.FunctionalModel` is one, too.
+      model: Functional model; a `tff.learning.models.FunctionalModel` is one, too, if the state of
+        its metrics counts examples in int64, as `BatchOutput.num_examples` does.
       local_update: Computation of one client's update.
       aggregation: Aggregation of the updates.
       server_optimizer: Optimizer that is applied to the aggregated update, unless that is not

@@ -50,6 +50,8 @@ def training(
     model: own_model.Model,
     aggregation: rounds.Aggregation,
     metrics: metric_sums.Build,
+    *,
+    name: str = "algorithm",
 ) -> federated_round.FederatedRound:
     """Builds the round of an algorithm, which must release all privately.
 
@@ -58,6 +60,7 @@ def training(
       model: Its model.
       aggregation: Aggregation of the updates, of which the algorithm gets a TFF factory.
       metrics: Function that builds the sums of the training metrics.
+      name: What errors call the algorithm.
 
     Returns:
       The round.
@@ -77,7 +80,7 @@ def training(
         except validation.UsageError:
             raise
         except Exception as error:  # Anybody's code may raise anything.
-            raise validation.UsageError(f"algorithm raises {validation.one_line(error)}") from error
+            raise validation.UsageError(f"{name} raises {validation.one_line(error)}") from error
         if not isinstance(made, tff.learning.templates.LearningProcess):
             raise validation.UsageError(
                 "algorithm must return a tff.learning.templates.LearningProcess, got a "
