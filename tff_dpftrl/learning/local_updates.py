@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import tensorflow as tf
 from typing_extensions import override
@@ -111,7 +111,7 @@ class LocalUpdate(abc.ABC):
       counts_rounds: Whether it depends on the index of the round.
     """
 
-    counts_rounds = False
+    counts_rounds = True
 
     @abc.abstractmethod
     def update(
@@ -243,7 +243,6 @@ class FedSgd(LocalUpdate):
     """
 
     learning_rate: float
-    counts_rounds: ClassVar[bool] = True
 
     def __post_init__(self):
         validation.positive("learning_rate", self.learning_rate)
@@ -279,6 +278,8 @@ class GradientSum(LocalUpdate):
     All gradients are taken at the round's weights. Those of a linear model do not depend on the
     weights, so that the update is exactly the sum of the inputs, up to its sign.
     """
+
+    counts_rounds = False
 
     @override
     def update(self, model, weights, batches, round_index, loop=iterate):
