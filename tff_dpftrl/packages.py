@@ -3,48 +3,67 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import sys
 
 from tff_dpftrl import validation
 
-EXTRA_OF = {
-    "tensorflow_federated": "tff",
-    "tensorflow": "finetuning",
-    "datasketch": "finetuning",
-    "pyarrow": "finetuning",
-    "safetensors": "finetuning",
-    "tokenizers": "finetuning",
-    "tomli": "finetuning",
-    "cryptography": "devices",
-    "google": "devices",
-    "grpc": "devices",
-    "prometheus_client": "server",
-    "sqlalchemy": "server",
-    "tornado": "server",
-    "psycopg2": "postgresql",
-    "ray": "distributed",
-    "matplotlib": "plots",
+EXTRAS = {
+    "plots": ("matplotlib",),
+    "postgresql": ("psycopg2",),
+    "distributed": ("ray",),
+    "finetuning": (
+        *("tensorflow", "pyarrow", "tomli", "safetensors", "tokenizers", "datasketch"),
+        "matplotlib",
+    ),
+    "devices": ("tensorflow", "pyarrow", "tomli", "cryptography", "google.protobuf", "grpc"),
+    "server": (
+        *("tensorflow", "cryptography", "google.protobuf", "grpc"),
+        *("prometheus_client", "sqlalchemy", "tornado"),
+    ),
 }
-"""The extra that brings a module, by the module's name."""
+"""Modules that each extra brings."""
+
+NAMES = {"google": "protobuf", "grpc": "grpcio", "psycopg2": "psycopg2-binary"}
+"""Names of packages whose modules have another one."""
+
+_COMMANDS = {  # Its extra cannot be installed by name (docs/reference/environments.md).
+    "tensorflow_federated": "with Python 3.11, pip install --no-deps --require-hashes -r "
+    "requirements/tff.lock"
+}
 
 
 def is_missing(module: str) -> bool:
     """Returns whether a module is not installed; it is not imported."""
     if module in sys.modules:
         return sys.modules[module] is None
-    return importlib.util.find_spec(module) is None
+    parent = module.rpartition(".")[0]
+    return bool(parent and is_missing(parent)) or importlib.util.find_spec(module) is None
 
 
-def remedy(module: str) -> str:
-    """Says that a module is not installed, and which extra of this package brings it."""
-    name = module.partition(".")[0]
-    extra = EXTRA_OF.get(name)
-    install = f"install {name}" if extra is None else f"pip install 'tff_dpftrl[{extra}]'"
-    return f"{module}, which is not installed: {install} (docs/reference/environments.md)"
+def remedy(*modules: str) -> str:
+    """Says that modules are not installed, and the one command that installs all of them."""
+    wanted = list(dict.fromkeys(module.partition(".")[0] for module in modules))
+    names = [NAMES.get(module, module) for module in wanted]
+    are = "which is" if len(names) == 1 else "which are"
+    listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    return f"{listed}, {are} not installed: {_command(wanted)} (docs/reference/environments.md)"
+
+
+def _command(wanted: list[str]) -> str:
+    """Returns the command that installs packages, with as few extras as there can be."""
+    for module in filter(_COMMANDS.get, wanted):
+        return _COMMANDS[module]
+    for number in range(1, len(EXTRAS) + 1):
+        for extras in itertools.combinations(EXTRAS, number):
+            brought = {module.partition(".")[0] for name in extras for module in EXTRAS[name]}
+            if brought.issuperset(wanted):
+                return f"pip install 'tff_dpftrl[{','.join(extras)}]'"
+    return f"install {' and '.join(wanted)}"
 
 
 def require(what: str, *modules: str) -> None:
-    """Refuses work for lack of a package, before any of the work is done.
+    """Refuses work for lack of packages, before any of the work is done.
 
     Args:
       what: The work, as the subject of a sentence.
@@ -53,5 +72,5 @@ def require(what: str, *modules: str) -> None:
     Raises:
       UsageError: If one of them is not installed.
     """
-    for module in filter(is_missing, modules):
-        raise validation.UsageError(f"{what} needs {remedy(module)}.")
+    if missing := list(filter(is_missing, modules)):
+        raise validation.UsageError(f"{what} needs {remedy(*missing)}.")

@@ -105,9 +105,11 @@ def test_a_package_that_is_not_installed_is_named(missing, is_ours, monkeypatch,
     assert error.count("\n") == 1
 
 
+_PROTOCOL = "tensorflow cryptography google.protobuf"
 _LATE = [
     ("pretrain --data none.jsonl --output new", "tensorflow matplotlib"),
     ("train --data none.jsonl --output new", "tensorflow matplotlib"),
+    ("train --resume --output none", "tensorflow matplotlib"),
     ("sweep --over seed=0:2 --data none.jsonl --output new", "tensorflow matplotlib"),
     ("sweep --finetune --over seed=0:2 --data none.jsonl --output new", "tensorflow matplotlib"),
     ("finetune-plan --data none.jsonl --initial-weights none --target-epsilon 8", "tensorflow"),
@@ -115,11 +117,19 @@ _LATE = [
     ("personalize none", "tensorflow"),
     ("predict none --history none.txt", "tensorflow"),
     ("export none --output new", "tensorflow"),
-    ("audit --config none.toml --output new", "matplotlib"),
-    ("task report none", "matplotlib"),
-    ("serve --population p --task none --store new", "tensorflow"),
-    ("device --examples none", "tensorflow"),
-    ("fleet --data none.jsonl", "tensorflow"),
+    ("audit --config none.toml --output new", "tensorflow matplotlib"),
+    ("task new --config none.toml --output new", _PROTOCOL),
+    ("task show none", _PROTOCOL),
+    ("task approve none --key new", _PROTOCOL),
+    ("task report none", f"{_PROTOCOL} sqlalchemy matplotlib"),
+    (
+        "serve --population p --task none --store new",
+        f"{_PROTOCOL} grpc sqlalchemy prometheus_client tornado",
+    ),
+    ("device --examples none --server none", f"{_PROTOCOL} grpc"),
+    ("device --examples none --server-bundle none", f"{_PROTOCOL} grpc"),
+    ("fleet --data none.jsonl", f"{_PROTOCOL} grpc"),
+    ("noise-party --folder none", _PROTOCOL),
     ("compare tree --vary min-sep --values 2 --rounds 8 --min-sep 2 --png new.png", "matplotlib"),
     ("plan --population 9 --rounds 4 --target-epsilon 8 --plot new.png", "matplotlib"),
 ]
@@ -136,8 +146,29 @@ def test_what_a_command_comes_to_need_is_asked_for_before_anything_is_read(
     assert main.main(arguments.split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
     command = arguments.split()[0]
-    assert line.startswith(f"tff-dpftrl {command} needs {package}, which is not installed: pip")
+    name = packages.NAMES.get(package.partition(".")[0], package)
+    assert line.startswith(
+        f"tff-dpftrl {command}: This command needs {name}, which is not installed: pip"
+    )
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "arguments, extra",
+    [
+        ("train --data none.jsonl --output new", "finetuning"),
+        ("task new --config none.toml --output new", "devices"),
+        ("task report none", "plots,server"),
+        ("serve --population p --task none --store new", "server"),
+        ("device --examples none --server none", "devices"),
+        ("compare tree --vary min-sep --values 2 --rounds 8 --min-sep 2 --png new.png", "plots"),
+    ],
+)
+def test_one_command_installs_all_that_is_missing(arguments, extra, monkeypatch, capsys):
+    monkeypatch.setattr(packages, "is_missing", lambda module: True)
+    assert main.main(arguments.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f": pip install 'tff_dpftrl[{extra}]' (docs/reference/environments.md).")
 
 
 def test_extras_have_the_packages_that_errors_say_they_have():
@@ -145,9 +176,10 @@ def test_extras_have_the_packages_that_errors_say_they_have():
         required = metadata.requires("tff_dpftrl") or []
     except metadata.PackageNotFoundError:
         pytest.skip("The package is not installed, so that nothing says what its extras are.")
-    names = {"google": "protobuf", "grpc": "grpcio", "psycopg2": "psycopg2-binary"}
-    for module, extra in packages.EXTRA_OF.items():
-        package = re.escape(names.get(module, module)).replace("_", "[-_]")
+    brought = [(module, extra) for extra, modules in packages.EXTRAS.items() for module in modules]
+    for module, extra in brought:
+        name = module.partition(".")[0]
+        package = re.escape(packages.NAMES.get(name, name)).replace("_", "[-_]")
         line = re.compile(rf"(?i){package}[^-\w].*extra == .{extra}")
         assert any(map(line.match, required)), (module, extra)
 

@@ -8,9 +8,10 @@ import pytest
 from tests.finetuning import toy_finetuning
 from tests.finetuning.toy_finetuning import toy  # noqa: F401
 from tests.training import toy_run
+from tff_dpftrl import validation
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.sweeps import kinds
-from tff_dpftrl.training import corpus, warm_start
+from tff_dpftrl.training import corpus, placement, warm_start
 
 
 def test_the_plan_of_a_training_run_is_kept_for_all_its_cells(tmp_path, monkeypatch):
@@ -25,6 +26,22 @@ def test_the_plan_of_a_training_run_is_kept_for_all_its_cells(tmp_path, monkeypa
     noisier = planned(dataclasses.replace(config, noise_multiplier=2.0))
     assert noisier.epsilon_after(6) < plan.epsilon_after(6)
     assert plan.at_delta(1e-12).epsilon_after(6) > plan.epsilon_after(6)
+
+
+@pytest.mark.parametrize("kind", [kinds.TRAINING, kinds.FINETUNING])
+@pytest.mark.parametrize(
+    "package, option", [("cryptography", {"noise": "secure"}), ("pyarrow", {"data": "a.parquet"})]
+)
+def test_a_cell_is_refused_for_lack_of_a_package(toy, kind, package, option, monkeypatch):  # noqa: F811
+    monkeypatch.setitem(sys.modules, package, None)
+    options = {"sampling": "user", "group_size": 2, "noise_multiplier": 1.0, "delta": 1e-4}
+    config = (
+        toy_run.config(toy, **option)
+        if kind is kinds.TRAINING
+        else toy_finetuning.config(toy, **options, **option)
+    )
+    with pytest.raises(validation.UsageError, match=f"need[^ ]* {package}, which is not installed"):
+        kind.check(config, placement.Placement())
 
 
 @pytest.mark.slow

@@ -210,6 +210,7 @@ def test_texts_that_nearly_repeat_protected_ones_are_left_out_and_it_is_said(cor
     "package, option, options",
     [
         ("datasketch", {"without_near_duplicates_of": "none.jsonl"}, {}),
+        ("pyarrow", {"without_near_duplicates_of": "none.parquet"}, {}),
         ("tokenizers", {}, {"tokenizer": "sentencepiece"}),
     ],
 )

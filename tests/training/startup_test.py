@@ -143,6 +143,7 @@ def test_a_vocabulary_without_any_word_of_the_text_is_refused():
     "package, option",
     [
         ("cryptography", {"noise": "secure"}),
+        ("pyarrow", {"data": "none.parquet"}),
         ("tokenizers", {"tokenizer": "sentencepiece"}),
         ("tokenizers", {"vocabulary": "tokenizer.json"}),
     ],

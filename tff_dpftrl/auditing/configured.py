@@ -14,7 +14,7 @@ import tensorflow as tf
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import guarantee, parts
 from tff_dpftrl.auditing import aggregator as aggregator_lib
-from tff_dpftrl.auditing import audit_report, defaults, directions, served_noise, training
+from tff_dpftrl.auditing import audit_report, defaults, directions, training
 from tff_dpftrl.auditing import canaries as canaries_lib
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import mechanism as mechanism_lib
@@ -67,6 +67,7 @@ def audit_config(
     largest chance that a correct config is called violated.
     """
     progress = progress or (lambda line: None)
+    corpus.require_packages(vars(config))
     config = dataclasses.replace(config, deterministic_noise_seed=None)
     if num_clients is None:
         num_clients = len(corpus.read_users(config.part(corpus.UserOptions)).train)
@@ -177,6 +178,9 @@ def _noise_parties(
     plan = dataclasses.replace(plan, encoding=encoding)
     private_round = process.build_aggregation(config.learning, plan).private_round
     noise = party_noise.PartyNoise(private_round, shapes, encoding)
+    # Imported here: it needs `cryptography`, which a machine that trains may not have.
+    from tff_dpftrl.auditing import served_noise
+
     return served_noise.audit_noise_parties(
         noise, plan.strategy, plan.num_rounds, num_parties, error_rate
     )

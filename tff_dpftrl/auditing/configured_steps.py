@@ -41,6 +41,7 @@ def audit_config(
     that a correct config is called violated.
     """
     progress = progress or (lambda line: None)
+    corpus.require_packages(vars(config))
     if num_users is None:
         num_users = len(corpus.read_users(config.part(corpus.UserOptions)).train)
     config = dataclasses.replace(

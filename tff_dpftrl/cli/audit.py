@@ -87,9 +87,7 @@ def add_parser(subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(
-        run=run, needs=lambda args: ("matplotlib",) if args.config and args.output else ()
-    )
+    parser.set_defaults(run=run)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "--config",

@@ -83,7 +83,7 @@ def add_parser(subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run, needs=lambda args: ("matplotlib",) if args.png else ())
+    parser.set_defaults(run=run)
     parser.add_argument("strategies", nargs="+", metavar="STRATEGY")
     mechanism_flags.add_schema_arguments(parser)
     parser.add_argument("--vary", choices=_VARIED, required=True, help="Parameter that varies.")

@@ -70,7 +70,6 @@ def add_parser(subparsers) -> None:
     parser.set_defaults(
         run=run,
         what_is_left=what_is_left,
-        needs=lambda args: ("tensorflow",) if args.add is None else (),
     )
     parser.add_argument(
         "--examples",

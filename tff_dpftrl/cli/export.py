@@ -59,7 +59,7 @@ def add_parser(subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run, needs=("tensorflow",))
+    parser.set_defaults(run=run)
     trained_run.add_arguments(parser)
     parser.add_argument(
         "folder",

@@ -69,7 +69,6 @@ def add_parser(subparsers) -> None:
     parser.set_defaults(
         run=run,
         what_is_left=functools.partial(train.what_is_left, command="finetune", unit="step"),
-        needs=("tensorflow", "matplotlib"),
     )
     config_flags.add_folder_and_source(parser, config_lib.FinetuningConfig)
     config_flags.add_options(parser, config_lib.FinetuningConfig)

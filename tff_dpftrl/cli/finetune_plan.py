@@ -89,7 +89,7 @@ def add_parser(subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run, needs=lambda args: ("tensorflow",) if args.initial_weights else ())
+    parser.set_defaults(run=run)
     users = parser.add_mutually_exclusive_group(required=True)
     users.add_argument(
         "--data",

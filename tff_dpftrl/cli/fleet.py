@@ -46,7 +46,7 @@ def add_parser(subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run, needs=("tensorflow",))
+    parser.set_defaults(run=run)
     trust_flags.add_arguments(parser.add_argument_group("server"))
     devices = parser.add_argument_group("devices")
     _add(devices, "--population", str, "NAME", None, "Population that they take part in.")

@@ -3,8 +3,7 @@
 Each subcommand is a module beside this one with `add_parser(subparsers)`, which
 registers it, and `run(args) -> int`. Only the module of the named command is imported, and
 it imports what is slow (TensorFlow, Matplotlib) inside `run`: `--help` and the maths stay
-quick. One that imports something only after it has read or computed sets the default `needs`, names
-of modules or a function from the arguments to them: it is refused at once where one is missing. One
+quick. `_NEEDS` has the packages that it imports: it is refused at once where one is missing. One
 that leaves files behind also sets the default `what_is_left`, a function from the arguments to a
 sentence about these files, which is printed after an interruption.
 """
@@ -18,6 +17,7 @@ import errno
 import functools
 import gc
 import importlib
+import itertools
 import os
 import sys
 import tempfile
@@ -65,6 +65,27 @@ _GROUPS = {
         "calibrate": "the noise that meets a privacy target",
         "plan": "which mechanism, report goal, noise and timer reach a target",
     },
+}
+_PROTOCOL = ("tensorflow", "cryptography", "google.protobuf")
+_SERVED = (*_PROTOCOL, "grpc", "sqlalchemy")
+# Packages that commands need: always, or if they get an argument, or one of its values. What an
+# option of a run needs besides is known to `training.corpus.require_packages`.
+_NEEDS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("pretrain", "train", "sweep", "finetune"), ("tensorflow", "matplotlib")),
+    **dict.fromkeys(("personalize", "predict", "export"), ("tensorflow",)),
+    "finetune-plan initial_weights": ("tensorflow",),
+    "audit config": ("tensorflow",),
+    "audit config output": ("matplotlib",),
+    "task": _PROTOCOL,
+    "task task_command=report": (*_SERVED, "matplotlib"),
+    "serve": (*_SERVED, "prometheus_client", "tornado"),
+    "device server": (*_PROTOCOL, "grpc"),
+    "device server_bundle": (*_PROTOCOL, "grpc"),
+    "fleet": (*_PROTOCOL, "grpc"),
+    "log": ("cryptography",),
+    "noise-party": _PROTOCOL,
+    "compare png": ("matplotlib",),
+    "plan plot": ("matplotlib",),
 }
 _SUBCOMMANDS = tuple(name for names in _GROUPS.values() for name in names)
 _JOURNEY = """\
@@ -231,10 +252,12 @@ def _silenced_libraries(command: str) -> Iterator[None]:
 
 
 def _check_packages(args: argparse.Namespace) -> None:
-    """Raises `ModuleNotFoundError` if a package is missing that a command would come to need."""
-    needs = getattr(args, "needs", ())
-    for module in filter(packages.is_missing, needs(args) if callable(needs) else needs):
-        raise ModuleNotFoundError(name=module)
+    """Refuses a command for lack of packages that it would come to need."""
+    given = {args.command}
+    given |= {name for name, value in vars(args).items() if value not in (None, False)}
+    given |= {f"{name}={value}" for name, value in vars(args).items() if isinstance(value, str)}
+    needs = (modules for case, modules in _NEEDS.items() if given.issuperset(case.split()))
+    packages.require("This command", *dict.fromkeys(itertools.chain(*needs)))
 
 
 def _reason(error: OSError) -> str:

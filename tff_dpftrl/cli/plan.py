@@ -69,7 +69,7 @@ def add_parser(subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run, needs=lambda args: ("matplotlib",) if args.plot else ())
+    parser.set_defaults(run=run)
     parser.add_argument(
         "--population", type=int, required=True, metavar="N", help="Number of devices that train."
     )

@@ -69,7 +69,7 @@ def add_parser(subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run, what_is_left=what_is_left, needs=("tensorflow", "matplotlib"))
+    parser.set_defaults(run=run, what_is_left=what_is_left)
     parser.add_argument("--output", required=True, metavar="DIR", help="Folder of the results.")
     config_flags.add_config(parser, task_config.TaskConfig)
     group = parser.add_argument_group("central training")

@@ -89,7 +89,7 @@ def add_parser(subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run, needs=("tensorflow",))
+    parser.set_defaults(run=run)
     parser.add_argument(
         "--population",
         required=True,

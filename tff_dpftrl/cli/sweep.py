@@ -92,11 +92,7 @@ def add_parser(subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(
-        run=run,
-        what_is_left=what_is_left,
-        needs=("tensorflow", "matplotlib"),
-    )
+    parser.set_defaults(run=run, what_is_left=what_is_left)
     parser.add_argument(
         "config",
         nargs="?",

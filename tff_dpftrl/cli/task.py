@@ -237,7 +237,6 @@ def _approve(args: argparse.Namespace) -> int:
 def _add_report(parts) -> None:
     what = "write metrics, curves, statement and model of what a task has committed"
     parser = _add_command(parts, "report", what, _REPORT, _REPORT_EPILOG, _report)
-    parser.set_defaults(needs=("matplotlib",))
     parser.add_argument("task_folder", metavar="TASK", help="Folder that task new wrote.")
     parser.add_argument(
         "--store",
@@ -321,6 +320,7 @@ def _report(args: argparse.Namespace) -> int:
 def _new(args: argparse.Namespace) -> int:
     """Makes a task, or a group of them, and returns the exit status."""
     from tff_dpftrl.runtime.tasks import provenance, task_folder
+    from tff_dpftrl.training import corpus
 
     output = pathlib.Path(args.output)
     flags = config_flags.given_options(args, task_config.TaskConfig)
@@ -342,8 +342,9 @@ def _new(args: argparse.Namespace) -> int:
         group = task_config.grid(config, *_grid(args.grid))
     built = provenance.find(config.build, args.builder, allow_dirty=args.allow_dirty)
     folders = [(pathlib.Path(f"{output}{suffix}"), options) for suffix, options in group]
-    for folder, _ in folders:
+    for folder, options in folders:
         task_folder.check_is_free(folder)
+        corpus.require_packages(vars(options))
     _progress("Loading TensorFlow ...")
     from tff_dpftrl.runtime.tasks import making
 

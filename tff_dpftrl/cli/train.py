@@ -59,7 +59,7 @@ def add_parser(subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run, what_is_left=what_is_left, needs=("tensorflow", "matplotlib"))
+    parser.set_defaults(run=run, what_is_left=what_is_left)
     config_flags.add_folder_and_source(parser)
     config_flags.add_placement(parser.add_argument_group("where clients work (also with --resume)"))
     config_flags.add_options(parser)

@@ -233,6 +233,15 @@ def problem_of(spec: str, table: tables.TableOptions = _DEFAULTS) -> str | None:
     return None
 
 
+def needs_arrow(spec: str) -> bool:
+    """Returns whether a name of a corpus stands for files that PyArrow reads."""
+    try:
+        files = table_files.find(spec)
+    except ValueError:  # Whoever reads them says what is wrong.
+        return False
+    return any(table_files.kind_of(file) in table_files.ARROW for file in files)
+
+
 def is_on_disk(spec: str) -> bool:
     """Returns whether all files that a name of a corpus stands for exist."""
     try:

@@ -30,13 +30,13 @@ Choose: TypeAlias = Callable[[Sequence[str]], tables.Columns]
 
 _SEPARATED = {".csv": ",", ".tsv": "\t"}
 _LINES = (".jsonl", ".ndjson", ".json")
-_ARROW = {".parquet": "parquet", ".pq": "parquet", ".feather": "arrow", ".arrow": "arrow"}
+ARROW = {".parquet": "parquet", ".pq": "parquet", ".feather": "arrow", ".arrow": "arrow"}
 _ARROW_FILE = b"ARROW1"  # Else it is a stream.
 _COMPRESSED = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 ALL = "all"
 """Split by which all files of a folder are read."""
 
-SUFFIXES = (*_SEPARATED, *_LINES, *_ARROW)
+SUFFIXES = (*_SEPARATED, *_LINES, *ARROW)
 """Endings of the names of files of tables; text files may have one of a compression behind it."""
 
 _MAX_FIELD = 2**24  # Characters of a cell, so that a quote that is not closed fits into memory.
@@ -200,8 +200,8 @@ def rows(
       UsageError: If the file cannot be read, also while the rows are.
     """
     kind = kind_of(path)
-    if kind in _ARROW:
-        read, place = _arrow_rows(path, _ARROW[kind], choose), f"{path}, row "
+    if kind in ARROW:
+        read, place = _arrow_rows(path, ARROW[kind], choose), f"{path}, row "
     elif kind in _LINES:
         read, place = _json_rows(path, encoding, choose), f"{path}:"
     else:

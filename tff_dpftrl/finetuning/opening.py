@@ -74,6 +74,7 @@ def open_run(
         config = config.with_absolute_paths()
         warm_start.find(config.initial_folder)
         warm_start.source(config.initial_folder, config.trained_on)
+    corpus.require_packages(vars(config))
     if text is None:
         if known is not None and rows is None:
             corpus.check_on_disk(config.data, resume_command(output, config.data))

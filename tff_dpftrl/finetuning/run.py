@@ -33,7 +33,6 @@ from tff_dpftrl.finetuning import (
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.finetuning import group_size as group_size_lib
 from tff_dpftrl.models import hugging_face, table
-from tff_dpftrl.numpy_noise import secure_draws
 from tff_dpftrl.runs import (
     checkpoint,
     earlier_runs,
@@ -115,8 +114,6 @@ def finetune_opened(
 def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared.Prepared:
     """Prepares a new run: chooses what it samples, how much of it, and its noise."""
     config = opened.config
-    if config.noise == "secure":
-        secure_draws.check_installed()
     found = warm_start.find(config.initial_folder)
     initial = found.load(sequence_length=config.sequence_length)
     source, weights_are_public = warm_start.source(config.initial_folder, config.trained_on)

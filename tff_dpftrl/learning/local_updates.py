@@ -263,6 +263,8 @@ class GradientSum(LocalUpdate):
     weights, so that the update is exactly the sum of the inputs, up to its sign.
     """
 
+    counts_rounds = False
+
     @override
     def update(self, model, weights, batches, round_index, loop=iterate):
         del round_index

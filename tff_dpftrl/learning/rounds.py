@@ -68,7 +68,8 @@ def build_training(
     """Builds a round of training.
 
     The server's optimizer is applied unless the update is not finite. The output is like the
-    metrics of a TFF learning process.
+    metrics of a TFF learning process. A `tff.learning.models.FunctionalModel` is a model, too, if
+    the state of its metrics counts examples in int64, as `BatchOutput.num_examples` does.
     """
     sums = _metric_sums(model, metrics)
     shapes = [tuple(np.shape(weight)) for weight in model.initial_weights[0]]

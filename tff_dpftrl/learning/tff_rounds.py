@@ -50,11 +50,14 @@ def training(
     model: own_model.Model,
     aggregation: rounds.Aggregation,
     metrics: metric_sums.Build,
+    *,
+    name: str = "algorithm",
 ) -> federated_round.FederatedRound:
     """Builds the round of an algorithm, which must release all privately.
 
-    It gets a TFF factory of the aggregation. It is refused if it fails, makes no learning process,
-    or releases anything besides metrics and the noised sum of the aggregation.
+    It gets a TFF factory of the aggregation. It is refused, by the name that errors call it, if it
+    fails, makes no learning process, or releases anything besides metrics and the noised sum of
+    the aggregation.
     """
     aggregator = factory_of(aggregation)
     with contexts.compiled_only():
@@ -67,7 +70,7 @@ def training(
         except validation.UsageError:
             raise
         except Exception as error:  # Anybody's code may raise anything.
-            raise validation.UsageError(f"algorithm raises {validation.one_line(error)}") from error
+            raise validation.UsageError(f"{name} raises {validation.one_line(error)}") from error
         if not isinstance(made, tff.learning.templates.LearningProcess):
             raise validation.UsageError(
                 "algorithm must return a tff.learning.templates.LearningProcess, got a "

@@ -56,15 +56,6 @@ _ERROR = 2.0**-48
 _LARGEST_SCALE = 2.0**16
 
 
-def check_installed() -> None:
-    """Checks that the generator can be used here.
-
-    Raises:
-      ValueError: If the package `cryptography` is not installed.
-    """
-    packages.require("Secure noise", "cryptography")
-
-
 def seed_from_os() -> bytes:
     """Reads a fresh root seed from the operating system."""
     return secrets.token_bytes(SEED_BYTES)
@@ -290,7 +281,7 @@ def _threads(process: int) -> concurrent.futures.ThreadPoolExecutor:
 
 
 def _encryptor(draw_key: bytes, counter: bytes):
-    check_installed()
+    packages.require("Secure noise", "cryptography")
     from cryptography.hazmat.primitives import ciphers
     from cryptography.hazmat.primitives.ciphers import algorithms, modes
 

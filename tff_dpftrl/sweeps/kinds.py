@@ -88,6 +88,9 @@ class RunKind(abc.ABC):
         Raises:
           UsageError: If the run cannot be begun with these options.
         """
+        from tff_dpftrl.training import corpus
+
+        corpus.require_packages(vars(config))
         if config.initial_weights is not None:
             warm_start.find(config.initial_weights)
 

@@ -10,11 +10,12 @@ import dataclasses
 import functools
 import json
 import pathlib
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import tqdm
 
-from tff_dpftrl import validation
+from tff_dpftrl import packages, validation
 from tff_dpftrl.data import (
     grouping,
     set_union,
@@ -119,7 +120,7 @@ def read(
     Raises:
       ValueError: If corpus or vocabulary cannot be used.
     """
-    require_packages(options.tokenizer, options.vocabulary)
+    require_packages(vars(options))
     parts = read_users(options, rows=rows, cache=cache, notice=notice)
     protected = parts.train
     if options.held_out_users == "protected":
@@ -129,10 +130,20 @@ def read(
     return RunText(parts.train, parts.validation, words, num_untouched=len(parts.test))
 
 
-def require_packages(tokenizer: str | None, source: str | None) -> None:
-    """Refuses a vocabulary of sub-words if the package that splits into them is missing."""
-    if tokenizer not in (None, "words") or vocabulary_file.is_of_model(source):
-        subwords.package()
+def require_packages(options: Mapping[str, Any]) -> None:
+    """Refuses options of a run that need a missing package, before anything is read."""
+    source, initial = options.get("vocabulary"), options.get("initial_weights")
+    near_duplicates = options.get("without_near_duplicates_of")
+    has_subwords = initial is not None and (pathlib.Path(initial) / subwords.NAME).exists()
+    needs = {
+        "pyarrow": any(map(sources.needs_arrow, filter(None, (options["data"], near_duplicates)))),
+        "tokenizers": options.get("tokenizer") not in (None, "words")
+        or vocabulary_file.is_of_model(source)
+        or has_subwords,
+        "datasketch": near_duplicates is not None,
+        "cryptography": options.get("noise") == "secure",
+    }
+    packages.require("What the options ask for", *(name for name, is_so in needs.items() if is_so))
 
 
 def read_users(

@@ -13,7 +13,6 @@ from typing import Any
 
 from tff_dpftrl import validation
 from tff_dpftrl.data import vocabulary, vocabulary_file
-from tff_dpftrl.numpy_noise import secure_draws
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.training import config as config_lib
@@ -84,8 +83,7 @@ def open_run(
                     "layout, which tff-dpftrl finetune takes: fine-tune it."
                 )
     placement.check()
-    if config.noise == "secure":
-        secure_draws.check_installed()
+    corpus.require_packages(vars(config))
     if text is None:
         if known is not None and rows is None:
             go_on = custom_models.resume_command(config.model, output, config.data)

@@ -20,7 +20,7 @@ from typing import Any
 
 import tqdm
 
-from tff_dpftrl import durable_files, packages, validation, version
+from tff_dpftrl import durable_files, validation, version
 from tff_dpftrl.data import (
     docstrings,
     near_duplicates,
@@ -134,9 +134,7 @@ def read(
             f"model {model_table.CUSTOM!r} can be trained in Python only, where it is: pretrain it "
             "there, or name a model of this package."
         )
-    corpus_lib.require_packages(options.tokenizer, options.vocabulary)
-    if config.without_near_duplicates_of is not None:
-        packages.require("--without-near-duplicates-of", "datasketch")
+    corpus_lib.require_packages({**vars(options), **vars(config)})
     if rows is not None:
         corpus = sources.of_rows(
             rows, _name_of_rows(config), pretokenized=options.pretokenized, table=config

@@ -77,6 +77,13 @@ def test_training_in_the_clear(clip_norm, largest, times, bit):
     assert not found["0/1/0"].HasField("entries")
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_an_update_of_half_precision_is_refused_with_the_reason(dtype):
+    update = [_tensor(tensor.label, dtype, *tensor.shape) for tensor in _OWN_UPDATE]
+    with pytest.raises(bounding.UnboundedError, match=f"{dtype}, .* make the model's weights"):
+        _bounds([*_OWN_METRICS, *update])
+
+
 @pytest.mark.parametrize(
     ("clip_norm", "name", "least"), [(0.3, "weight", 0.0), ("active", "bit", -0.5)]
 )

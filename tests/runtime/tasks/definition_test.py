@@ -1,6 +1,7 @@
 """Tests of tasks of an engineer's own model and data."""
 
 import dataclasses
+import sys
 
 import numpy as np
 import pytest
@@ -125,6 +126,13 @@ def test_a_function_that_defines_no_task_is_refused_in_one_line(tmp_path, code, 
     with pytest.raises(validation.UsageError, match=message) as caught:
         definition.load(str(tmp_path / named))
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_task_with_a_model_of_tff_says_how_tff_is_installed(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow_federated", None)
+    (tmp_path / "task.py").write_text("import tensorflow_federated")
+    with pytest.raises(validation.UsageError, match="not installed: .*-r requirements/tff.lock"):
+        definition.load(str(tmp_path / "task.py:build"))
 
 
 def test_a_function_of_a_file_defines_a_task(tmp_path):

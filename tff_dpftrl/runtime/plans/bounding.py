@@ -149,6 +149,13 @@ def _update_in(
         same_shapes = [list(t.shape) for t in candidates] == shapes
         if same_shapes and all(t.dtype in dtypes for t in candidates):
             return range(first, first + len(shapes))
+    half = sorted({t.dtype for t in tensors} & {"float16", "bfloat16"})
+    if half and limits.clip_norm is None:
+        raise UnboundedError(
+            f"its update has tensors of {' and '.join(half)}, whose sum over many devices would "
+            "overflow: make the model's weights float32, or train with a mechanism, whose sums are "
+            "float64."
+        )
     if limits.clip_norm is None and not is_own:
         return range(0)
     raise UnboundedError(

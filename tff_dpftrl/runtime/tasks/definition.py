@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tff_dpftrl import validation
+from tff_dpftrl import packages, validation
 from tff_dpftrl.models import metric_grid
 from tff_dpftrl.runtime.device import named_tensors
 from tff_dpftrl.runtime.plans import example_pipeline
@@ -197,6 +197,8 @@ def load(build: str) -> TaskDefinition:
             function = getattr(module, name, None)
             made = function() if callable(function) else None
     except Exception as error:  # Anybody's code may raise anything.
+        if getattr(error, "name", None) == "tensorflow_federated":
+            packages.require(f"build {build!r}", "tensorflow_federated")
         raise validation.UsageError(
             f"build {build!r} raises {validation.one_line(error)}"
         ) from error

@@ -414,12 +414,14 @@ def _round(
         return process.build_round(plan, learning, parts.model, metrics=metrics)
     from tff_dpftrl.learning import tff_rounds
 
-    if algorithm is None:
-        algorithm = tff_rounds.federated_averaging(
-            optimizers_lib.sgdm(learning.client_learning_rate),
-            optimizers.build_server_optimizer(learning),
-        )
-    return tff_rounds.training(algorithm, parts.model, aggregation, metrics)
+    if algorithm is not None:
+        return tff_rounds.training(algorithm, parts.model, aggregation, metrics)
+    averaging = tff_rounds.federated_averaging(
+        optimizers_lib.sgdm(learning.client_learning_rate),
+        optimizers.build_server_optimizer(learning),
+    )
+    name = "The model, in TFF's federated averaging,"
+    return tff_rounds.training(averaging, parts.model, aggregation, metrics, name=name)
 
 
 def _metric_sums(parts: _Parts) -> metric_sums.Build:
