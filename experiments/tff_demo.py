@@ -39,6 +39,7 @@ class Size:
     """How much is trained; a test takes less."""
 
     vocabulary_size: int = 1000
+    sequence_length: int = 20
     embedding_size: int = 32
     state_size: int = 64
     num_rounds: int = 120
@@ -54,10 +55,14 @@ class Task:
         users = split.by_user(docstrings.read())
         # Vocabulary and first weights come from the standard library. It is public: no user has it.
         words = vocabulary.standard_library(size.vocabulary_size)
-        public = sequences.SequenceCorpus(docstrings.read_standard_library(), words).pooled()
+        spec = sequences.SequenceSpec(size.sequence_length)
+        public = sequences.SequenceCorpus(docstrings.read_standard_library(), words, spec).pooled()
         special = metrics.SpecialIds(oov=words.oov, bos=words.bos, eos=words.eos)
         model = word_lstm.WordLstm(
-            words.size, embedding_size=size.embedding_size, state_size=size.state_size
+            vocabulary_size=words.size,
+            sequence_length=size.sequence_length,
+            embedding_size=size.embedding_size,
+            state_size=size.state_size,
         )
         *_, pretrained = central_training.epochs(
             model,
@@ -70,8 +75,10 @@ class Task:
         )
         self.first_weights = pretrained.weights
         self.model = functional_model.build(model, special, seed, pretrained.weights)
-        self.train = sequences.SequenceCorpus(users.train, words)
-        held_out = sequences.SequenceCorpus(users.validation, words).pooled(max_sequences=2000)
+        self.train = sequences.SequenceCorpus(users.train, words, spec)
+        held_out = sequences.SequenceCorpus(users.validation, words, spec).pooled(
+            max_sequences=2000
+        )
         self._evaluate = evaluation.Evaluator(model, special, held_out)
         # Nobody comes back before all others had their turn.
         self.sampler = tff_dpftrl.MinSepSampler(

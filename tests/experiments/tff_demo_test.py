@@ -15,6 +15,7 @@ from tff_dpftrl.data import docstrings, user_text  # noqa: E402
 
 _TINY = tff_demo.Size(
     vocabulary_size=20,
+    sequence_length=2,
     embedding_size=4,
     state_size=4,
     num_rounds=3,
