@@ -56,7 +56,11 @@ def markdown(table: Mapping[str, Any]) -> str:
     for row in table["rows"]:
         low, high = row["wall quartiles"]
         clock = f"{row['wall']:.2f} ({low:.2f} to {high:.2f})" if is_quiet else "not told"
-        lines.append(f"| {row['what']} | {row['over']} | {row['processor']:.2f} | {clock} |")
+        processor = f"{row['processor']:.2f}"
+        if "processor quartiles" in row:  # Earlier tables have none.
+            low, high = row["processor quartiles"]
+            processor += f" ({low:.2f} to {high:.2f})"
+        lines.append(f"| {row['what']} | {row['over']} | {processor} | {clock} |")
     versions = ", ".join(f"{name} {version}" for name, version in table["versions"].items())
     cores = "one core" if table["cores"] == 1 else f"{table['cores']} cores"
     measured = (

@@ -1,9 +1,9 @@
 """Contenders that take turns: how benchmarks run them, time them, and compare them.
 
 A ratio is the median over the rounds of the ratio within a round, so that a busy machine disturbs
-it little. That of processor time, of all cores, is one of sums over the rounds, because the system
-counts it in hundredths of a second. Other programs change it less, but waiting threads may add to
-it. How much of the cores other programs took is measured along (`Times.others`).
+it little. Other programs change that of processor time, of all cores, less than that of the clock,
+but waiting threads may add to it. How much of the cores other programs took is measured along
+(`Times.others`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -67,11 +68,13 @@ class Comparison:
       contender: Whose seconds are divided.
       peer: By whose.
       goal: The largest ratio that is wanted; none if None.
+      of_processor: Whether the goal is for the ratio of processor time; else of the clock.
     """
 
     contender: str
     peer: str
     goal: float | None = None
+    of_processor: bool = False
 
 
 def take_turns(
@@ -115,28 +118,25 @@ def print_table(
         print(
             f"{name:<44}{np.median(t.seconds):>10.3f}{t.seconds.min():>10.3f}{t.cpu.mean():>10.3f}"
         )
-    print(f"{'ratio':<58}{'median':>7}{'quartiles':>12}{'CPU':>7}{'goal':>7}")
+    print(f"{'ratio':<58}{'median':>7}{'quartiles':>12}{'CPU':>7}{'quartiles':>12}{'goal':>7}")
     rows = []
     for line in comparisons:
         if line.contender not in times or line.peer not in times:
             continue
         own, peer = times[line.contender], times[line.peer]
-        low, ratio, high = np.percentile(own.seconds / peer.seconds, [25, 50, 75])
-        processor = own.cpu.sum() / peer.cpu.sum()
-        print(
-            f"{line.contender + ' / ' + line.peer:<58}{ratio:>7.2f}{f'{low:.2f}-{high:.2f}':>12}"
-            f"{processor:>7.2f}{verdict(ratio, line.goal)}",
-            flush=True,
-        )
-        rows.append(
-            {
-                "what": line.contender,
-                "over": line.peer,
-                "processor": round(processor, 3),
-                "wall": round(ratio, 3),
-                "wall quartiles": [round(low, 3), round(high, 3)],
-            }
-        )
+        row: dict[str, Any] = {"what": line.contender, "over": line.peer}
+        shown = ""
+        for unit, ratios in (
+            ("wall", own.seconds / peer.seconds),
+            ("processor", own.cpu / peer.cpu),
+        ):
+            low, ratio, high = (round(float(x), 3) for x in np.percentile(ratios, [25, 50, 75]))
+            row |= {unit: ratio, f"{unit} quartiles": [low, high]}
+            shown += f"{ratio:>7.2f}{f'{low:.2f}-{high:.2f}':>12}"
+        judged = row["processor" if line.of_processor else "wall"]
+        name = f"{line.contender} / {line.peer}"
+        print(f"{name:<58}{shown}{verdict(judged, line.goal)}", flush=True)
+        rows.append(row)
     first = next(iter(times.values()))
     print(f"other programs had {first.others:.0%} of the cores", flush=True)
     return {
@@ -266,11 +266,11 @@ def _core_seconds() -> tuple[float, float]:
 
 def _cpu_seconds(pid: int) -> float:
     """What a process and its children have used so far."""
-    ticks = 0
+    total = 0.0
     for member in _with_children(pid):
-        with contextlib.suppress(OSError):
-            ticks += sum(int(field) for field in _stat(member)[11:13])
-    return ticks / os.sysconf("SC_CLK_TCK")
+        with contextlib.suppress(OSError):  # It may end meanwhile.
+            total += time.clock_gettime(~member << 3 | 2)  # Linux's clock of another process.
+    return total
 
 
 class Saved(Protocol):

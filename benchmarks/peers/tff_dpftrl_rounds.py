@@ -1,12 +1,11 @@
 """Rounds of this package, for `benchmarks/rounds.py`: the same work as its peers do.
 
     PYTHONPATH=CHECKOUT python tff_dpftrl_rounds.py WORKLOAD.npz
-        [--engine compiled|tff|loop] [--mechanism blt|identity] [--operation-threads N]
+        [--engine native|tff|loop] [--mechanism blt|identity] [--operation-threads N]
 
-`tff` runs the rounds as `tff-dpftrl train` did before there was another engine, and works
-with a checkout of that time too. `compiled` sets TensorFlow's threads as the command does.
-`loop` only trains the clients in one TensorFlow function
-and adds their updates up: no metrics, no clipping, no noise, no server.
+`native` runs the rounds of `tff-dpftrl train`, with its threads. `tff` runs the same rounds in
+TFF's executor. `loop` only trains the clients in one TensorFlow function and adds their updates up:
+no metrics, no clipping, no noise, no server.
 """
 
 from __future__ import annotations
@@ -23,13 +22,15 @@ import tensorflow_federated as tff
 import workload as workload_lib
 
 import tff_dpftrl
+from tff_dpftrl import execution
 from tff_dpftrl.aggregators import dp_ftrl
 from tff_dpftrl.data import client_datasets
 from tff_dpftrl.execution import contexts
-from tff_dpftrl.learning import functional_model, local_model
+from tff_dpftrl.learning import functional_model, local_model, local_updates, optimizers, rounds
 from tff_dpftrl.learning import model as model_lib
 from tff_dpftrl.mechanisms import blt, identity
 from tff_dpftrl.models import metrics, word_lstm
+from tff_dpftrl.private_round import aggregation, clipping, fixed_clip
 
 BLT = blt.Blt(
     (0.9999999999921251, 0.9944453083640997, 0.8985923474607591, 0.4912001418098778),
@@ -54,7 +55,7 @@ def build_model(work: workload_lib.Workload) -> model_lib.Model:
 def build_process(
     work: workload_lib.Workload, aggregator: tff.aggregators.UnweightedAggregationFactory
 ) -> tff.learning.templates.LearningProcess:
-    """The process of `tff-dpftrl train`, with any aggregator."""
+    """The rounds of `tff-dpftrl train` as a process of TFF, with any aggregator."""
     return tff.learning.algorithms.build_unweighted_fed_avg(
         local_model.as_tff(build_model(work)),
         client_optimizer_fn=tff.learning.optimizers.build_sgdm(work.client_learning_rate),
@@ -64,6 +65,24 @@ def build_process(
         model_aggregator=aggregator,
         loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
     )
+
+
+def build_native(work: workload_lib.Workload, mechanism: str) -> execution.CompiledProcess:
+    """The rounds of `tff-dpftrl train`."""
+    private_round = fixed_clip.FixedClipRound(
+        _MECHANISMS[mechanism],
+        noise_multiplier=work.noise_multiplier,
+        clipping=clipping.FlatClipping(work.clip_norm),
+        clients_per_round=len(work.cohorts[0]),
+        deterministic_seed=work.seed,
+    )
+    made = rounds.build_training(
+        build_model(work),
+        local_update=local_updates.FedAvg(optimizers.sgdm(work.client_learning_rate)),
+        aggregation=aggregation.Aggregation(private_round, report_non_finite_clients=True),
+        server_optimizer=optimizers.sgdm(work.server_learning_rate, work.server_momentum),
+    )
+    return execution.CompiledProcess(made, **tensor_arguments(work))
 
 
 def tensor_arguments(work: workload_lib.Workload) -> dict[str, object]:
@@ -144,7 +163,7 @@ def _serve_loop(work: workload_lib.Workload) -> None:
         loop(weights, tf.constant(np.concatenate(cohort)), lengths)[0].numpy()
 
 
-def _serve_process(work: workload_lib.Workload, engine: str, mechanism: str) -> None:
+def _build_for_tff(work: workload_lib.Workload, mechanism: str) -> Any:
     aggregator = dp_ftrl.build_dp_ftrl_aggregator(
         _MECHANISMS[mechanism],
         noise_multiplier=work.noise_multiplier,
@@ -152,38 +171,41 @@ def _serve_process(work: workload_lib.Workload, engine: str, mechanism: str) -> 
         clients_per_round=len(work.cohorts[0]),
         deterministic_seed=work.seed,
     )
-    process = build_process(work, aggregator)
-    if engine == "compiled":
-        process = tff_dpftrl.compile_process(process, **tensor_arguments(work))
+    return build_process(work, aggregator)
+
+
+def _serve_process(
+    work: workload_lib.Workload, process: Any, client_value: Callable[[np.ndarray], Any]
+) -> None:
     state = process.initialize()
-    rounds = round_server.rounds(
+    asked = round_server.rounds(
         lambda: process.get_model_weights(state).trainable, tff_dpftrl=tff_dpftrl.__file__
     )
-    for index in rounds:
-        clients = work.cohorts[index]
-        if engine == "tff":
-            clients = [client_datasets.batches(rows, client_spec(work)) for rows in clients]
-        state = process.next(state, clients).state
+    for index in asked:
+        state, _ = process.next(state, [client_value(rows) for rows in work.cohorts[index]])
 
 
 def main() -> None:
     """Loads the workload and serves rounds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("workload")
-    parser.add_argument("--engine", choices=["compiled", "tff", "loop"], default="compiled")
+    parser.add_argument("--engine", choices=["native", "tff", "loop"], default="native")
     parser.add_argument("--mechanism", choices=sorted(_MECHANISMS), default="blt")
     parser.add_argument("--operation-threads", type=int, help="TensorFlow's, for an operation")
     args = parser.parse_args()
     if args.operation_threads:
         tf.config.threading.set_intra_op_parallelism_threads(args.operation_threads)
     work = workload_lib.load(args.workload)
-    if args.engine == "compiled":
-        tff_dpftrl.execution.limit_operation_threads(len(work.cohorts[0]))
     if args.engine == "loop":
         _serve_loop(work)
+    elif args.engine == "native":
+        execution.limit_operation_threads(len(work.cohorts[0]))
+        _serve_process(work, build_native(work, args.mechanism), lambda rows: rows)
     else:
+        spec = client_spec(work)
         with contexts.local():
-            _serve_process(work, args.engine, args.mechanism)
+            process = _build_for_tff(work, args.mechanism)
+            _serve_process(work, process, lambda rows: client_datasets.batches(rows, spec))
 
 
 if __name__ == "__main__":
