@@ -7,9 +7,12 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from selenium import common, webdriver
-from selenium.webdriver.chrome import options as options_lib
-from selenium.webdriver.chrome import service as service_lib
+
+pytest.importorskip("selenium", reason="selenium is not installed")
+
+from selenium import common, webdriver  # noqa: E402
+from selenium.webdriver.chrome import options as options_lib  # noqa: E402
+from selenium.webdriver.chrome import service as service_lib  # noqa: E402
 
 
 @contextlib.contextmanager

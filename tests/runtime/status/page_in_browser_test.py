@@ -7,7 +7,6 @@ import threading
 import time
 
 import pytest
-from selenium.webdriver.common import by
 
 from tests import chromium
 from tests.runtime.status import watched
@@ -184,11 +183,11 @@ def test_the_report_is_one_click_away_and_runs_no_script(browser, server):
     )
     eventually(lambda: text_of(browser, "#report a"), ["report.html"])
     page_window = browser.current_window_handle
-    browser.find_element(by.By.CSS_SELECTOR, "#report a").click()
+    browser.find_element("css selector", "#report a").click()
     (other,) = set(browser.window_handles) - {page_window}
     browser.switch_to.window(other)
     try:
-        bold = browser.find_element(by.By.CSS_SELECTOR, "b")
+        bold = browser.find_element("css selector", "b")
         assert browser.current_url == server.status.address + "/report/0/report.html"
         assert bold.text == "a report"
         assert bold.value_of_css_property("color") == "rgba(1, 2, 3, 1)"
@@ -205,7 +204,7 @@ def test_names_and_values_are_text(browser, server):
     server.tell("tell", BAD_TEXT)
     server.tell("on_event", events.RoundLost(BAD, 1, "attempt", BAD_TEXT[:50], {}))
     server.tell("on_event", events.TooFewDevices(BAD, 1, 4))
-    browser.find_elements(by.By.CSS_SELECTOR, "#tasks button")[1].click()
+    browser.find_elements("css selector", "#tasks button")[1].click()
     eventually(lambda: text_of(browser, "#task-title"), [f"Task {BAD}"])
     eventually(lambda: text_of(browser, "#task .big"), ["No guarantee"])
     assert text_of(browser, "#task li") == [BAD_TEXT]
@@ -243,9 +242,9 @@ def test_everything_fits_in_the_width(browser, width):
 
 
 def test_times_can_be_chosen(browser, server):
-    browser.find_element(by.By.ID, "window-week").find_element(by.By.XPATH, "..").click()
+    browser.find_element("id", "window-week").find_element("xpath", "..").click()
     eventually(lambda: text_of(browser, "#charts .unit")[1], "per hour")
-    browser.find_element(by.By.ID, "window-minutes").find_element(by.By.XPATH, "..").click()
+    browser.find_element("id", "window-minutes").find_element("xpath", "..").click()
     eventually(lambda: text_of(browser, "#charts .unit")[1], "per 5 s")
 
 
