@@ -52,10 +52,10 @@ class _Compiled:
         self._players: list[playing.Player] = []
         self._turn = itertools.cycle((0, 1))
 
-    def __call__(self, process, client_weight):
+    def __call__(self, process, client_weight, entropy=None):
         index = next(self._turn)
         if index == len(self._players):
-            self._players.append(_PLAYER(process, client_weight))
+            self._players.append(_PLAYER(process, client_weight, entropy))
         return self._players[index]
 
 

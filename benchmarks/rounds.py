@@ -185,7 +185,6 @@ class InProcess:
         *,
         compiled: bool,
         clients=None,
-        memory_copies: int | None = None,
     ):
         """Initialises it, and sets our aggregators' states to mid-run.
 
@@ -196,7 +195,6 @@ class InProcess:
             tff_dpftrl.compile_process(
                 process,
                 clients=clients,
-                memory_copies=memory_copies,
                 **ours.tensor_arguments(work),
             )
             if compiled
@@ -236,11 +234,6 @@ def _run_4m(args: argparse.Namespace) -> list[dict[str, Any]]:
             engine = "compiled" if compiled else "through TFF"
             rounds = InProcess(work, process, compiled=compiled)
             contenders[f"{name}, {engine}"] = interleaving.Contender(rounds.run_round)
-        if name == "tree":
-            for copies in (0, 8):
-                rounds = InProcess(work, process, compiled=True, memory_copies=copies)
-                contender = interleaving.Contender(rounds.run_round)
-                contenders[f"tree keeping {copies}, compiled"] = contender
     times = interleaving.take_turns(contenders, args.rounds or 9)
     goals = {"BLT d=4": 0.8, "adaptive BLT d=4": 0.85}
     over_tff = [
@@ -253,10 +246,6 @@ def _run_4m(args: argparse.Namespace) -> list[dict[str, Any]]:
     over_identity = [
         interleaving.Comparison(f"{name}, compiled", "identity, compiled", 1.1)
         for name in ("BLT d=4", "adaptive BLT d=4", "tree")
-    ]
-    over_identity += [
-        interleaving.Comparison(f"tree keeping {copies}, compiled", "identity, compiled")
-        for copies in (0, 8)
     ]
     parameters = sum(w.size for w in work.weights)
     table = interleaving.print_table(

@@ -4,10 +4,10 @@
 
 Processor seconds of all threads (they depend less on what else the machine does than the time on a
 clock), medians over the repeats, and the median of the ratios within a repeat. A draw is one vector
-of standard Gaussians; one of a tree with variance reduction is blurred. A release adds the noise of
-BLT with four buffers to a sum. A round is that, and the work of the clients: each trains a dense
-layer of that many weights, by SGD on four batches of 16 rows, and clips its update, which is added
-to the sum. A recurrent model of the size takes longer to train, and has a lower ratio.
+of standard Gaussians. A release adds the noise of BLT with four buffers to a sum. A round is that,
+and the work of the clients: each trains a dense layer of that many weights, by SGD on four batches
+of 16 rows, and clips its update, which is added to the sum. A recurrent model of
+the size takes longer to train, and has a lower ratio.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ def _runs(size: int, clients: int, secure: bool) -> dict[str, Callable[[], objec
     )
     seed = seeds.root_seed(1, secure=secure)
     draw = tf.function(lambda: gaussians.normal(seed, size))
-    repeated = tf.function(lambda: gaussians.repeated(seed, size))
     state = private_round.initial_state([[size]])
     width = math.isqrt(size)
     rows = tf.random.stateless_normal([_BATCH, width], [1, 2])
@@ -71,7 +70,6 @@ def _runs(size: int, clients: int, secure: bool) -> dict[str, Callable[[], objec
     total = tf.zeros([size], tf.float64)
     return {
         "draw": draw,
-        "of tree": repeated,
         "release": lambda: release(state, total),
         "round": round_,
     }

@@ -2,7 +2,6 @@
 
 import ast
 import doctest
-import functools
 import itertools
 import json
 import pathlib
@@ -88,34 +87,37 @@ def test_the_loops_of_other_frameworks_learn(framework, weights, tmp_path, monke
     assert names["stream"].round_index == 60
     if framework == "numpy":
         assert names["statement"].has_guarantee
-        _check_resuming(code["After a crash"][0], names)
+        _check_resuming(code["After a crash"][0], names, monkeypatch)
 
 
-def _check_resuming(code, names):
-    """A run that stops in a round goes on to the same model as one that does not."""
-    step, sampler, trained = names["step"], names["sampler"], names["weights"].copy()
-    seed = names["stream"]._seed
-    stream = functools.partial(
-        tff_dpftrl.NoiseStream,
-        names["strategy"],
-        noise_multiplier=names["z"],
-        clip_norm=names["clip_norm"],
-        template=[trained],
-        seed=seed,
-    )
+def _check_resuming(code, names, monkeypatch):
+    """With a known seed, a run that stops in a round ends with the model of one that does not."""
+    step, sampler = names["step"], names["sampler"]
+
+    def run(step):
+        stream = tff_dpftrl.NoiseStream(
+            names["strategy"],
+            noise_multiplier=names["z"],
+            clip_norm=names["clip_norm"],
+            template=[np.zeros(5)],
+            seed=1,
+        )
+        names.update(weights=np.zeros(5, np.float32), stream=stream, step=step)
+        exec(code, names)
+        return names["weights"]
 
     def interrupted(t, cohort):
         step(t, cohort)
         if t == 30:
             raise KeyboardInterrupt
 
-    names |= {"weights": np.zeros_like(trained), "stream": stream(), "step": interrupted}
     with pytest.raises(KeyboardInterrupt):
-        exec(code, names)
-    names |= {"weights": np.zeros_like(trained), "stream": stream(), "step": step}
-    exec(code, names)
+        run(interrupted)
+    resumed = run(step)
     assert names["stream"].round_index == names["observed"].num_rounds == sampler.num_rounds
-    np.testing.assert_array_equal(names["weights"], trained)
+    pathlib.Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    np.testing.assert_array_equal(resumed, run(step))
 
 
 @pytest.mark.parametrize("page", _TEXTS, ids=_name)

@@ -12,12 +12,16 @@ AssertionError if the factory breaks the contract.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
+
+from tff_dpftrl.execution import entropy
+from tff_dpftrl.private_round import seeds
 
 
 class MakeFactory(Protocol):
@@ -52,6 +56,14 @@ def _run(process: tff.templates.AggregationProcess, cohorts: Sequence[list[Any]]
         outputs.append(process.next(state, cohort))
         state = outputs[-1].state
     return outputs
+
+
+@contextlib.contextmanager
+def _same_bits() -> Iterator[None]:
+    """Has processes that are created here read the same bits whenever they draw a seed."""
+    bits = entropy.Repeated()
+    with seeds.reading(bits.path):
+        yield
 
 
 def _flat(result: Any) -> np.ndarray:
@@ -91,13 +103,14 @@ def check_measurements_are_flat(make: MakeFactory) -> None:
 def check_state_round_trip(make: MakeFactory) -> None:
     """Checks that a state saved as arrays goes on, in a new process, as if nothing had happened."""
     cohorts = [[_nested(0.1 * t)] for t in range(3)]
-    outputs = _run(make(1.0, 1.0, 2).create(_NESTED), cohorts)
-    saved = tf.nest.map_structure(np.array, outputs[0].state)
-    process = make(1.0, 1.0, 2).create(_NESTED)
-    for expected, cohort in zip(outputs[1:], cohorts[1:], strict=True):
-        output = process.next(saved, cohort)
-        np.testing.assert_array_equal(_flat(output.result), _flat(expected.result))
-        saved = tf.nest.map_structure(np.array, output.state)
+    with _same_bits():
+        outputs = _run(make(1.0, 1.0, 2).create(_NESTED), cohorts)
+        saved = tf.nest.map_structure(np.array, outputs[0].state)
+        process = make(1.0, 1.0, 2).create(_NESTED)
+        for expected, cohort in zip(outputs[1:], cohorts[1:], strict=True):
+            output = process.next(saved, cohort)
+            np.testing.assert_array_equal(_flat(output.result), _flat(expected.result))
+            saved = tf.nest.map_structure(np.array, output.state)
 
 
 def check_zero_noise_is_the_sum_over_the_fixed_denominator(make: MakeFactory) -> None:
@@ -133,10 +146,11 @@ def check_non_finite_clients_count_as_zero(make: MakeFactory) -> None:
 
 def check_a_client_that_sends_zeros_counts_as_none(make: MakeFactory) -> None:
     """Checks that a client of zeros is in nothing released: neither average nor measurements."""
-    process = make(1.0, 2.0, 2).create(_NESTED)
-    state = process.initialize()
-    without = process.next(state, [_nested(0.5)])
-    zeroed = process.next(state, [_nested(0.5), _nested(0.0)])
+    with _same_bits():
+        process = make(1.0, 2.0, 2).create(_NESTED)
+        state = process.initialize()
+        without = process.next(state, [_nested(0.5)])
+        zeroed = process.next(state, [_nested(0.5), _nested(0.0)])
     np.testing.assert_array_equal(_flat(zeroed.result), _flat(without.result))
     assert zeroed.measurements == without.measurements, (zeroed.measurements, without.measurements)
 
@@ -167,6 +181,14 @@ def check_noise_is_fresh(make: MakeFactory) -> None:
     for i in range(len(noise)):
         for j in range(i):
             assert np.mean(noise[i] == noise[j]) < 0.5, (i, j)
+
+
+def check_a_round_executed_again_has_other_noise(make: MakeFactory) -> None:
+    """Checks that what is released after a backup was restored has noise of its own."""
+    process = make(1.0, 1.0, 1).create(tff.TensorType(np.float32, [20]))
+    state = process.initialize()
+    one, two = (process.next(state, []).result for _ in range(2))
+    assert np.mean(one == two) < 0.5, (one, two)
 
 
 def check_half_precision(make: MakeFactory) -> None:
@@ -200,6 +222,7 @@ ALL_CHECKS: tuple[Callable[[MakeFactory], None], ...] = (
     check_sums_are_exact_enough,
     check_noise,
     check_noise_is_fresh,
+    check_a_round_executed_again_has_other_noise,
     check_half_precision,
     check_unusable_types_are_refused,
 )

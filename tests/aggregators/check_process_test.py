@@ -365,7 +365,7 @@ def test_a_second_release_of_a_sum_cannot_be_allowed():
 
 
 def test_two_releases_from_one_state_are_named():
-    # Their difference has no noise at all.
+    # The guarantee has one of them.
     process = _ours().create(_TYPE)
     clients = tff.FederatedType(_TYPE, tff.CLIENTS)
 
@@ -378,8 +378,8 @@ def test_two_releases_from_one_state_are_named():
         return process.next(state, first).result, process.next(other_state, second).result
 
     (leak,) = check_process(with_one_state).leaks
-    assert "the same noise" in str(leak)
-    with pytest.raises(ValueError, match="the same noise"):
+    assert "two releases from the same state" in str(leak)
+    with pytest.raises(ValueError, match="of which the accounting has one"):
         check_process(with_one_state).raise_if_any(allow=["", "metrics"])
     assert check_process(with_two_states).leaks == ()
 

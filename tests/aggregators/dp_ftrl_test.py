@@ -162,19 +162,23 @@ def test_a_given_seed_is_visible_and_repeats():
 )
 def test_state_is_all_that_is_needed_to_go_on(strategy):
     cohorts = [[_nested(0.1 * t)] for t in range(6)]
-    outputs = _run(_build(strategy).create(_NESTED), cohorts)
+    outputs = _run(_build(strategy, deterministic_seed=3).create(_NESTED), cohorts)
     saved = tf.nest.map_structure(np.copy, outputs[2].state)
     assert isinstance(saved, dp_ftrl.DPFTRLState)
     assert saved.round_index == 3
-    resumed = _run(_build(strategy).create(_NESTED), cohorts[3:], saved)
+    resumed = _run(_build(strategy, deterministic_seed=4).create(_NESTED), cohorts[3:], saved)
     for before, after in zip(outputs[3:], resumed, strict=True):
         tf.nest.map_structure(np.testing.assert_array_equal, before.result, after.result)
 
 
-def test_state_holds_one_copy_for_each_buffer_and_none_for_trees():
-    state_type = _build(_BLT).create(_NESTED).state_type.member
-    assert state_type.buffer.shape == (2, 3 + 1 + 4)
-    assert len(_build(tree.Tree(7)).create(_NESTED).state_type.member.buffer) == 0
+def test_state_holds_one_copy_for_each_buffer_or_one_seed_for_each_level():
+    blt_state, reduced, vanilla = (
+        _build(strategy).create(_NESTED).state_type.member
+        for strategy in (_BLT, tree.Tree(7), tree.Tree(7, variance_reduction=False))
+    )
+    assert blt_state.buffer.shape == (2, 3 + 1 + 4)
+    assert reduced.buffer.shape == (3, 3 + 1 + 4) and reduced.seed.shape == (2,)
+    assert len(vanilla.buffer) == 0 and vanilla.seed.shape == (1 + 3, 2)
 
 
 def test_rounds_beyond_the_strategy_fail():

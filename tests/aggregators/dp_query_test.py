@@ -269,7 +269,7 @@ def test_an_optimizer_of_tfp_trains_with_it():
     assert np.min(np.abs(noise[1] - noise[0])) > 0.01
 
 
-def test_a_function_that_would_repeat_its_noise_is_refused():
+def test_a_function_that_would_repeat_its_round_is_refused():
     with pytest.raises(ValueError, match="run_eagerly=True"):
         _fit(False, _fixed())
     query = dp_query.DPFTRLSumQuery(_fixed(deterministic_seed=1).private_round, _SPECS)

@@ -171,7 +171,11 @@ def test_seeds():
 
 def test_state_round_trip():
     values, num_examples = _cohort()
-    process = _process(noise_multiplier=1.0, clipping=clipping.FlatClipping([4.0, 3.0, 2.0]))
+    process = _process(
+        noise_multiplier=1.0,
+        clipping=clipping.FlatClipping([4.0, 3.0, 2.0]),
+        deterministic_seed=1,
+    )
     states, outputs = [process.initialize()], []
     for _ in range(3):
         outputs.append(process.next(states[-1], values, num_examples))

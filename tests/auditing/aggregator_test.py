@@ -67,6 +67,7 @@ def test_fewer_rounds_are_held_to_what_the_claim_says_of_them():
             for case in (
                 ("same seed for two tensors", "noise: correlation of tensors and streams"),
                 ("zero update contributing", "a client that sends zeros counts as nobody"),
+                ("no fresh bits in a round", "a round executed again from its state"),
                 ("exact norm among the measurements", "measurements: noised, or declared exact"),
                 ("root seed of 24 bits", "entropy of the seed in the state"),
             )
@@ -164,7 +165,7 @@ def test_too_few_rounds_are_refused_by_the_argument_that_is_too_small(num_rounds
         )
 
 
-@pytest.mark.parametrize("option", ["resume", "repeats_rounds", "canaries_per_run", "trials"])
+@pytest.mark.parametrize("option", ["resume", "canaries_per_run", "trials"])
 def test_options_of_another_type_are_refused(option):
     with pytest.raises(ValueError, match=f"^{option} must be .*got 'no'"):
         options = {option: "no"}

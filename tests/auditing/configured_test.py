@@ -140,7 +140,8 @@ def test_faults_of_some_tensors_and_of_late_rounds_are_found(monkeypatch, kind, 
     )
     assert any(name.startswith(test) for name in _violated(report)), report.to_markdown()
     if kind is planted_bugs.NoNoiseOnFourthLater:  # Else nothing is wrong.
-        assert all(name.startswith(test) for name in _violated(report))
+        also = "a round executed again from its state"  # A tensor without noise is the same.
+        assert all(name.startswith((test, also)) for name in _violated(report))
     covers = {str(one) for finding in report.findings for one in finding.covers}
     assert {"rounds 1 to 5 of 20", "all 20 rounds", "all 6 tensors"} <= covers
     assert "6 small tensors of ranks 1, 2" in report.subject

@@ -24,8 +24,6 @@ from tff_dpftrl.private_round import (
     noise_stream,
     sampled_gaussian,
     secure_sums,
-    seeds,
-    summation,
 )
 
 SCHEMA = tff_dpftrl.MinSep(num_rounds=32, min_sep=8, max_participations=4)
@@ -73,43 +71,34 @@ def restarted(base):
     return restarts.Restarted(base, STARTS)
 
 
-class _Round(fixed_clip.FixedClipRound):
-    """DP-FTRL in parts, each of which a bug can replace."""
-
-    def noise(self, state, shapes):
-        stream = noise_stream.NoiseStream(self._recipe, shapes, max_rounds=self.strategy.max_rounds)
-        seed = seeds.derive(state.seed, fixed_clip.UPDATE_STREAM)
-        return stream.next(state.buffer, state.round_index, seed)
-
-    def stddev(self):
-        return self.noise_multiplier * self.encoded_norm
-
-    def release(self, state, totals):
-        noise, buffer = self.noise(state, [tensor.shape for tensor in totals.update])
-        stddev = tf.constant(self.stddev(), tf.float64)
-        average = summation.noised_mean(totals.update, noise, stddev, self.clients_per_round)
-        return fixed_clip.FixedClipState(state.round_index + 1, state.seed, buffer), average, {}
+class _LessNoise(fixed_clip.FixedClipRound):
+    @property
+    def _stddev(self):
+        return 0.8 * super()._stddev
 
 
-class _LessNoise(_Round):
-    def stddev(self):
-        return 0.8 * super().stddev()
-
-
-class _NoiseOfTheMean(_Round):
+class _NoiseOfTheMean(fixed_clip.FixedClipRound):
     """The noise is divided by the clients first, added to the sum, and divided again."""
 
-    def stddev(self):
-        return super().stddev() / self.clients_per_round
+    @property
+    def _stddev(self):
+        return super()._stddev / self.clients_per_round
 
 
-class _ClippedByTensor(_Round):
+class _NoFreshBits(fixed_clip.FixedClipRound):
+    """Draws its noise with the seed of the run alone."""
+
+    def noise(self, state, shapes, root=None):
+        return super().noise(state, shapes, state.seed)
+
+
+class _ClippedByTensor(fixed_clip.FixedClipRound):
     def clip_client(self, tensors, broadcast, weight=None):
         clipped = [clipping.clip_by_norm([x], self.clipping.constant_norm)[0][0] for x in tensors]
         return fixed_clip.interface.Contribution(clipped), tf.constant(True)
 
 
-class _FirstTensorNotClipped(_Round):
+class _FirstTensorNotClipped(fixed_clip.FixedClipRound):
     def clip_client(self, tensors, broadcast, weight=None):
         first, *others = tensors
         clipped, _ = clipping.clip_by_norm(others, self.clipping.constant_norm)
@@ -118,26 +107,26 @@ class _FirstTensorNotClipped(_Round):
         )
 
 
-class OnlyFirstTwoClipped(_Round):
+class OnlyFirstTwoClipped(fixed_clip.FixedClipRound):
     def clip_client(self, tensors, broadcast, weight=None):
         clipped, _ = clipping.clip_by_norm(tensors[:2], self.clipping.constant_norm)
         kept = [tf.cast(tensor, tf.float64) for tensor in tensors[2:]]
         return fixed_clip.interface.Contribution([*clipped, *kept]), tf.constant(True)
 
 
-class _NoNoiseSomewhere(_Round):
+class _NoNoiseSomewhere(fixed_clip.FixedClipRound):
     """Has no noise on some of the tensors, in some of the rounds."""
 
     def is_silent(self, tensor, rank, round_index):
         raise NotImplementedError
 
-    def noise(self, state, shapes):
-        noise, buffer = super().noise(state, shapes)
+    def noise(self, state, shapes, root=None):
+        noise, after = super().noise(state, shapes, root)
         silent = [
             self.is_silent(tensor, len(shape), state.round_index)
             for tensor, shape in enumerate(shapes)
         ]
-        return [tf.where(no, 0.0 * x, x) for no, x in zip(silent, noise, strict=True)], buffer
+        return [tf.where(no, 0.0 * x, x) for no, x in zip(silent, noise, strict=True)], after
 
 
 class NoNoiseOnMatrices(_NoNoiseSomewhere):
@@ -164,13 +153,13 @@ class NoNoiseLater(_NoNoiseSomewhere):
         return round_index >= self.FIRST
 
 
-class _ClippedAboveTwice(_Round):
+class _ClippedAboveTwice(fixed_clip.FixedClipRound):
     def clip_client(self, tensors, broadcast, weight=None):
         clipped, is_finite = super().clip_client(tensors, broadcast)
         return _kept_up_to(2.0 * self.clipping.constant_norm, tensors, clipped), is_finite
 
 
-class _NotClippedUpTo(_Round):
+class _NotClippedUpTo(fixed_clip.FixedClipRound):
     def clip_client(self, tensors, broadcast, weight=None):
         clipped, is_finite = super().clip_client(tensors, broadcast)
         return _kept_up_to(1.5 * self.clipping.constant_norm, tensors, clipped), is_finite
@@ -184,54 +173,68 @@ def _kept_up_to(norm, tensors, clipped):
     return fixed_clip.interface.Contribution(kept)
 
 
-class _MeasuresTheMean(_Round):
+class _MeasuresTheMean(fixed_clip.FixedClipRound):
     def release(self, state, totals):
         state, average, measured = super().release(state, totals)
         first = tf.reshape(totals.update[0], [-1])[:2] / self.clients_per_round
         return state, average, measured | {"mean": tf.cast(first, tf.float32)}
 
 
-class _MeasuresTheNorm(_Round):
+class _MeasuresTheNorm(fixed_clip.FixedClipRound):
     def release(self, state, totals):
         state, average, measured = super().release(state, totals)
         norm = tf.cast(tf.linalg.global_norm(totals.update), tf.float32)
         return state, average, measured | {"norm": norm}
 
 
-class _ShortSeed(_Round):
+class _ShortSeed(_NoFreshBits):
     def initial_state(self, shapes):
         state = super().initial_state(shapes)
         return state._replace(seed=tf.bitwise.bitwise_and(state.seed, [0, 0xFFFFFF]))
 
 
-class _SameSeedForTensors(_Round):
+class _SameSeedForTensors(fixed_clip.FixedClipRound):
     def initial_state(self, shapes):
         return super().initial_state(shapes[:1])
 
-    def noise(self, state, shapes):
-        (first,), buffer = super().noise(state, shapes[:1])
-        return [tf.reshape(first, shape) for shape in shapes], buffer
+    def noise(self, state, shapes, root=None):
+        (first,), after = super().noise(state, shapes[:1], root)
+        return [tf.reshape(first, shape) for shape in shapes], after
 
 
-class _SeedNotAdvanced(_Round):
-    def noise(self, state, shapes):
-        return super().noise(state._replace(round_index=tf.constant(0, tf.int64)), shapes)
+class _SeedNotAdvanced(_NoFreshBits):
+    def noise(self, state, shapes, root=None):
+        first = state._replace(round_index=tf.constant(0, tf.int64))
+        noise, after = super().noise(first, shapes)
+        return noise, after._replace(round_index=state.round_index + 1)
 
 
-class _RestartWithOldNoise(_Round):
-    def noise(self, state, shapes):
-        stream = noise_stream.NoiseStream(self._recipe, shapes)
-        _, t = stream.block(state.round_index)
+class _RestartWithOldNoise(fixed_clip.FixedClipRound):
+    """Begins with the first block's noise again, of which fresh bits would make other noise."""
+
+    def noise(self, state, shapes, root=None):
+        _, t = self._stream(shapes).block(state.round_index)
         block = noise_stream.NoiseStream(self._recipe.recipe, shapes)
-        return block.next(state.buffer, t, seeds.derive(state.seed, fixed_clip.UPDATE_STREAM))
+        noise, buffer = block.next(state.buffer, t, state.seed)
+        return noise, state._replace(round_index=state.round_index + 1, buffer=buffer)
 
 
-class _NewNoiseEveryTime(_Round):
-    def noise(self, state, shapes):
-        return [tf.random.normal(shape) for shape in shapes], state.buffer
+class NoiseWithoutSeed(fixed_clip.FixedClipRound):
+    """Draws noise that no audit can hold fixed: rounds of it cannot be replayed."""
+
+    def noise(self, state, shapes, root=None):
+        after = state._replace(round_index=state.round_index + 1)
+        return [tf.random.normal(shape) for shape in shapes], after
 
 
-class _Counting(_Round):
+class _CountWithoutFreshBits(adaptive_clipping.AdaptiveClipRound):
+    def noise(self, state, shapes, root=None):
+        noise, _, after = super().noise(state, shapes)
+        _, count_noise, repeated = super().noise(state, shapes, state.seed)
+        return noise, count_noise, after._replace(count_buffer=repeated.count_buffer)
+
+
+class _Counting(fixed_clip.FixedClipRound):
     """Divides by the number of clients that there were."""
 
     contribution_type = adaptive_clipping.CountedContribution
@@ -394,15 +397,18 @@ PLANTED = {
     "clip missing for one tensor": Case(_fixed(_FirstTensorNotClipped)),
     "same seed for two tensors": Case(_fixed(_SameSeedForTensors)),
     "seed not advanced": Case(_fixed(_SeedNotAdvanced, tff_dpftrl.Identity())),
-    "buffer reset at resume": Case(_fixed(_Round), options={"resume": _forget_buffer}),
+    "buffer reset at resume": Case(
+        _fixed(fixed_clip.FixedClipRound), options={"resume": _forget_buffer}
+    ),
     "restart without fresh noise": Case(_fixed(_RestartWithOldNoise, restarted(blt()))),
-    "stride read as gap": Case(_fixed(_Round), _claim_with_gap, schema=_CLOSE),
+    "stride read as gap": Case(_fixed(fixed_clip.FixedClipRound), _claim_with_gap, schema=_CLOSE),
     "conditional rounding without its bound": Case(_secagg(_UnboundedSum)),
     "inflation forgotten": Case(_secagg(_UninflatedSum)),
     "denominators by realised count": Case(_fixed(_Counting)),
     "bit sum not shifted": Case(_adaptive(_BitNotShifted)),
     "adaptive norm used before its restart": Case(_adaptive(_EstimateUsedAtOnce)),
-    "cohort repeated with new noise": Case(_fixed(_NewNoiseEveryTime, tff_dpftrl.Identity())),
+    "no fresh bits in a round": Case(_fixed(_NoFreshBits)),
+    "no fresh bits in the count": Case(_adaptive(_CountWithoutFreshBits)),
     "zero update contributing": Case(_adaptive(_ZeroIsUnclipped)),
 }
 """By the name of its bug."""

@@ -9,6 +9,8 @@ import pytest
 from tests.auditing import planted_bugs
 from tff_dpftrl.auditing import mechanism as mechanism_lib
 from tff_dpftrl.auditing import playing, probes
+from tff_dpftrl.mechanisms import identity
+from tff_dpftrl.private_round import aggregation, seeds
 
 
 def _pairs(rng, noise, pairs=400, columns=64):
@@ -69,6 +71,32 @@ def _probes(aggregator, mechanism=None):
     return probes.Probes(player, mechanism, saved, canary_norm=1e3, seed=0)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "BLT, restarted",
+        "adaptive",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("identity", "sampled", "tree", "inverse-banded", "banded")
+        ),
+    ],
+)
+def test_noise_that_follows_from_the_state_alone_is_found(monkeypatch, name):
+    aggregator = planted_bugs.CORRECT[name].build()
+    assert _probes(aggregator).round_executed_again().outcome == "consistent"
+    monkeypatch.setattr(seeds, "of_execution", lambda run_seed, _: run_seed)
+    found = _probes(aggregator)
+    assert found.is_replayable()
+    assert found.round_executed_again().outcome == "violated"
+
+
+def test_a_count_whose_noise_follows_from_the_state_alone_is_found():
+    aggregator = planted_bugs.PLANTED["no fresh bits in the count"].build()
+    numbers = mechanism_lib.Mechanism.of(planted_bugs.CORRECT["adaptive"].build())
+    assert _probes(aggregator, numbers).round_executed_again().outcome == "violated"
+
+
 def test_updates_whose_squares_overflow_are_clipped_or_count_as_nothing():
     aggregator = planted_bugs.CORRECT["identity"].build()
     assert _probes(aggregator).stays_finite().outcome == "consistent"
@@ -88,7 +116,9 @@ def test_contributions_are_bounded_by_means_where_no_round_can_be_replayed(
     clip_norm, error_rate, outcome
 ):
     # Fresh noise in every round, of standard deviation 2 clip norms.
-    aggregator = planted_bugs.PLANTED["cohort repeated with new noise"].build()
+    aggregator = aggregation.Aggregation(
+        planted_bugs.fixed(planted_bugs.NoiseWithoutSeed, identity.Identity())
+    )
     numbers = dataclasses.replace(mechanism_lib.Mechanism.of(aggregator), clip_norm=clip_norm)
     found = _probes(aggregator, numbers)
     assert not found.is_replayable()

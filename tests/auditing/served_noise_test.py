@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 
 import pytest
 
@@ -43,25 +44,20 @@ def test_noise_parties_are_consistent(strategy, num_parties):
     assert "In 9 attempts it is as claimed" in found[1].says
 
 
-def test_a_ledger_that_forgets_an_abandoned_attempt_is_found(monkeypatch):
-    # The server abandons an attempt when it has its noise, and asks for this round again.
+def test_noise_of_an_abandoned_attempt_that_is_given_again_is_found(monkeypatch):
+    # The server abandons an attempt when it has its noise, and asks for this round again. The
+    # ledger forgets the attempt, and there are no fresh bits.
     monkeypatch.setattr(ledger_lib.Ledger, "check", lambda self, row, attempt, session: None)
-    monkeypatch.setattr(ledger_lib.Ledger, "give", lambda self, given: None)
+    monkeypatch.setattr(ledger_lib.Ledger, "give", lambda self, given, first: None)
+    monkeypatch.setattr(rows_lib, "secrets", types.SimpleNamespace(token_bytes=bytes))
     outcomes, found = _audit(_STRATEGIES[0])
     assert outcomes == ["consistent", "violated", "consistent"]
     assert "attempts 4 and 5 have the same noise" in found[1].says
 
 
 def test_noise_that_does_not_stream_on_is_found(monkeypatch):
-    # Each row is drawn as if it were the first of all: it has no correlation with those before.
-    integers = rows_lib.Rows.integers
-
-    def restarting(self, row, round_seed):
-        self._seed = self._seed + row
-        self._state, self._drawn = self._noise.initial_state(self._seed), None
-        return integers(self, 0, round_seed)
-
-    monkeypatch.setattr(rows_lib.Rows, "integers", restarting)
+    # Each row is drawn as if those before had been passed over.
+    monkeypatch.setattr(rows_lib.Rows, "prepare", lambda self: None)
     outcomes, _ = _audit(_STRATEGIES[0])
     assert outcomes == ["consistent", "violated", "consistent"]
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tff_dpftrl.auditing import step_probes
 from tff_dpftrl.auditing.evidence import run_noise
+from tff_dpftrl.execution import entropy
 from tff_dpftrl.finetuning import (
     clipped_sums,
     example_sampling,
@@ -110,7 +111,18 @@ def test_adapters_are_audited_like_a_model():
     assert not _audit(_build(_SAMPLED, sums, model=_ADAPTERS)).is_violated
 
 
+def _leave_out_fresh_bits(private_round):
+    noise = private_round.noise
+    private_round.noise = lambda state, shapes: noise(state, shapes, state.seed)
+
+
 class _SameNoise(private_steps.PrivateSteps):
+    """Takes every step with the seed of the run alone, as if it were the first."""
+
+    def __init__(self, private_round, *args, **kwargs):
+        _leave_out_fresh_bits(private_round)
+        super().__init__(private_round, *args, **kwargs)
+
     def step(self, state, row_splits, read_rows):
         first = state["aggregator"]._replace(round_index=tf.constant(0, tf.int64))
         new, units = super().step({**state, "aggregator": first}, row_splits, read_rows)
@@ -192,13 +204,19 @@ class _TwiceAtBorders(private_steps.PrivateSteps):
         self._sum = twice
 
 
-class _NewNoise(private_steps.PrivateSteps):
+class _NoFreshBits(private_steps.PrivateSteps):
+    def __init__(self, private_round, *args, **kwargs):
+        _leave_out_fresh_bits(private_round)
+        super().__init__(private_round, *args, **kwargs)
+
+
+class _NoiseWithoutSeed(private_steps.PrivateSteps):
+    """Takes steps with noise that no audit can hold fixed."""
+
     def step(self, state, row_splits, read_rows):
-        seed = tf.random.uniform(state["aggregator"].seed.shape, 0, 2**31 - 1, tf.int32)
-        seed = tf.cast(seed, state["aggregator"].seed.dtype)
-        return super().step(
-            {**state, "aggregator": state["aggregator"]._replace(seed=seed)}, row_splits, read_rows
-        )
+        seed = tf.random.uniform([2], maxval=2**62, dtype=tf.int64)
+        private = state["aggregator"]._replace(seed=seed)
+        return super().step({**state, "aggregator": private}, row_splits, read_rows)
 
 
 _SPREAD = "noise: standard deviation of each step"
@@ -213,12 +231,12 @@ _PLANTED = {
     "no noise on a block of a tensor": ({"kind": _ExactBlock}, _SPREAD),
     "an exact mean in half of the runs": ({"kind": _OftenExact}, _SPREAD),
     "units counted twice at borders": ({"kind": _TwiceAtBorders}, "what one unit adds"),
-    "other noise in a repeated step": ({"kind": _NewNoise}, "a step repeated from its state"),
+    "no fresh bits": ({"kind": _NoFreshBits}, "a step executed again from its state"),
 }
 
 
-# One fault of the noise and one of what a unit adds; the others are slow.
-_FAST = ("no noise in the middle step", "units counted twice at borders")
+# Faults of the noise, of what a unit adds and of fresh bits; the others are slow.
+_FAST = ("no noise in the middle step", "units counted twice at borders", "no fresh bits")
 
 
 @pytest.mark.parametrize(
@@ -247,6 +265,15 @@ def test_rows_that_are_not_clipped_are_found():
     }
 
 
+@pytest.mark.slow
+def test_of_steps_that_cannot_be_replayed_nobody_says_what_a_unit_adds():
+    found = _audit(_build(_SAMPLED, _GHOST, kind=_NoiseWithoutSeed))
+    assert not found.is_violated
+    assert [one.test for one in found.findings if one.outcome == "not tested"] == [
+        "what one unit adds"
+    ]
+
+
 def test_what_cannot_be_audited_is_refused():
     with pytest.raises(ValueError, match="row_splits must have one unit at least"):
         _audit(_build(_SAMPLED, _GHOST), counts=())
@@ -256,8 +283,10 @@ def test_what_cannot_be_audited_is_refused():
 
 
 @pytest.mark.slow
-def test_correct_steps_are_hardly_ever_called_violated():
-    steps = _build(_SAMPLED, _GHOST)(keras_versions.SGD(1.0))  # Traced once for all audits.
+def test_correct_steps_are_hardly_ever_called_violated(monkeypatch):
+    steps = _build(_SAMPLED, _GHOST)(keras_versions.SGD(1.0))  # Traced once for all audits:
+    bits = entropy.Repeated()  # they read the same file.
+    monkeypatch.setattr(entropy, "Repeated", lambda: bits)
     violated = sum(
         _audit(lambda _: steps, counts=[2, 1], error_rate=0.05).is_violated for _ in range(200)
     )

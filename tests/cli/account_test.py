@@ -11,7 +11,14 @@ import pytest
 
 from tff_dpftrl.accounting import dp_fedavg, gaussian, guarantee, mixture_of_gaussians
 from tff_dpftrl.cli import account, main
-from tff_dpftrl.mechanisms import banded_toeplitz, restarts, serialization, tree, zoo
+from tff_dpftrl.mechanisms import (
+    banded_toeplitz,
+    branches,
+    restarts,
+    serialization,
+    tree,
+    zoo,
+)
 from tff_dpftrl.participation import schema as schema_lib
 
 _ES_ES = [
@@ -172,6 +179,30 @@ def test_other_neighbours_without_sampling_have_a_larger_sensitivity(capsys):
     assert same["neighbours"]["epsilon"] == plain["epsilon"]
 
 
+def test_branches_are_charged_together(capsys):
+    plain = _json(capsys, *_ES_ES)
+    figures = {}
+    for fork_at in (0, 1000, 1900):
+        flags = [*_ES_ES, "--branches", "3", "--fork-at", str(fork_at)]
+        report = _json(capsys, *flags)
+        assert (report["num_branches"], report["fork_at"]) == (3, fork_at)
+        figures[fork_at] = report["sensitivity_squared"]
+        # rho and epsilon follow from it, and those of other neighbours, too.
+        mu = figures[fork_at] ** 0.5 / 7
+        assert report["rho_zcdp"] == pytest.approx(mu**2 / 2)
+        assert report["epsilon"] == pytest.approx(gaussian.epsilon(mu, 1e-10))
+        two = _json(capsys, *flags, "--group-of", "2")["neighbours"]
+        assert two["epsilon"] == pytest.approx(gaussian.epsilon(2 * mu, 1e-10))
+    assert figures[0] == 3 * 34 and figures[1900] == plain["sensitivity_squared"] == 34
+    schema = schema_lib.MinSep.from_gap(1900, 526, 3)
+    joint = branches.sensitivity(tree.Tree(1900), schema, num_branches=3, fork_at=1000)
+    assert figures[1000] == joint.squared and 34 < joint.squared < 3 * 34
+    assert _run(*_ES_ES, "--branches", "3", "--fork-at", "1000") == 0
+    printed = capsys.readouterr()
+    assert "3 branches together, which share the first 1000 rounds" in printed.out
+    assert "train" not in printed.err
+
+
 def test_participations_default_to_as_many_as_fit(capsys):
     report = _json(
         capsys, "--mechanism", "identity", "--noise-multiplier", "1", "--rounds", "10",
@@ -199,6 +230,9 @@ def test_no_noise_is_no_guarantee(capsys):
         (["--sampling", "poisson", "--sampling-probability", "0.1"], "--max-participations"),
         (["--group-of", "0"], "group_of must be at least 1"),
         (["--clip-norm-inflation", "0.5"], "clip_norm_inflation"),
+        (["--branches", "2"], "--branches and --fork-at need each other"),
+        (["--branches", "0", "--fork-at", "5"], "--branches must be at least 1"),
+        (["--branches", "2", "--fork-at", "1901"], "--fork-at must be at most --rounds 1900"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(extra, message, capsys):
@@ -232,6 +266,7 @@ def test_an_estimate_stands_beside_the_bound(capsys):
         (["--sampling", "cyclic", "--sampling-groups", "3"], "--mechanism bandtoep --bands 4"),
         (["--clip-norm-inflation", "1.1"], "multiply --noise-multiplier"),
         (["--restart-every", "4"], "--restart-every"),
+        (["--branches", "3", "--fork-at", "40"], "give --rounds 220, the rounds of all branches"),
         (
             ["--sampling", "cyclic", "--sampling-groups", "3", "--mechanism", "tree"],
             "needs a banded C",

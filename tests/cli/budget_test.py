@@ -6,7 +6,11 @@ import sys
 
 import pytest
 
+from tff_dpftrl.accounting import gaussian
 from tff_dpftrl.cli import budget, main
+from tff_dpftrl.mechanisms import blt, branches
+from tff_dpftrl.participation import ledger
+from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import corpus
@@ -157,6 +161,99 @@ def test_a_limit_decides_the_status(tmp_path, data):
     _run(tmp_path / "results" / "a", data)
     assert _budget(data, tmp_path, "--max-epsilon", "2") == 0
     assert _budget(data, tmp_path, "--max-epsilon", "1.9") == budget.ABOVE
+
+
+_STRATEGY, _SCHEMA = blt.Blt((0.95,), (0.4,)), schema_lib.MinSep(8, 2, 3)
+_SQUARED = _STRATEGY.sensitivity(_SCHEMA).squared
+
+
+def _commit(folder, rounds, ids="state"):
+    with ledger.Ledger.open(folder / "private" / "ledger.sqlite", _SCHEMA) as book:
+        for t in rounds:
+            book.begin_round(
+                t, [], noise_fingerprint=None, checkpoint_fingerprint=book.last_checkpoint
+            )
+            book.commit_round(t, [], f"{ids} {t}")
+
+
+def _forked(results, data, *, noise_version=3, ended=True, **stated):
+    """Makes a run of 3 rounds, and a copy of it, and goes on with both."""
+    statement = {
+        "epsilon": 3.0, "delta": 1e-6, "rho_zcdp": 0.1 * _SQUARED, "unit_of_privacy": "user",
+        "parameters": {"sensitivity_squared": _SQUARED}, "accounted": vars(_SCHEMA), **stated,
+    }  # fmt: skip
+    _run(results / "a", data)
+    (results / "a" / "privacy_statement.json").write_text(json.dumps(statement))
+    derived = {"derived": {"strategy": _STRATEGY.to_dict()}, "noise_version": noise_version}
+    config = {"config": {"data": str(data)}, "facts": {}, **derived}
+    (results / "a" / "config.json").write_text(json.dumps(config))
+    (results / "a" / "private").mkdir()
+    path = results / "a" / "private" / "ledger.sqlite"
+    ledger.Ledger.create(path, _SCHEMA, initial_checkpoint="initial").close()
+    _commit(results / "a", range(3))
+    shutil.copytree(results / "a", results / "b")
+    if ended:
+        _commit(results / "a", range(3, 8), "of a")
+        _commit(results / "b", range(3, 6), "of b")
+
+
+def _spent(data, results, capsys):
+    assert _budget(data, results, "--format", "json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert _budget(data, results) == 0
+    return shown, capsys.readouterr().out
+
+
+def test_branches_of_one_run_are_found_and_charged_together(tmp_path, data, capsys):
+    results = tmp_path / "results"
+    _forked(results, data)
+    shown, text = _spent(data, results, capsys)
+    (fork,) = shown["forks"]
+    assert fork["shared_rounds"] == 3 and len(fork["folders"]) == 2
+    joint = branches.sensitivity(_STRATEGY, _SCHEMA, num_branches=2, fork_at=3).squared
+    assert fork["together"][0]["rho_zcdp"] == pytest.approx(0.1 * joint)
+    assert joint < 2 * _SQUARED
+    mu = gaussian.mu_from_rho(0.1 * joint)
+    assert shown["total"]["epsilon"] == pytest.approx(gaussian.epsilon(mu, 1e-6))
+    assert "are of one run, of which they share 3 rounds: charged as one, ε = " in text
+    # Another run, and a backup of the first rounds, which has released nothing else.
+    _run(results / "other", data)
+    shutil.copytree(results / "a", results / "ended")
+    shown, text = _spent(data, results, capsys)
+    (fork,) = shown["forks"]
+    assert len(fork["folders"]) == 3
+    assert shown["total"]["epsilon"] == pytest.approx(gaussian.epsilon(mu, 1e-6) + 2.0)
+
+
+def test_a_backup_that_was_not_continued_costs_nothing(tmp_path, data, capsys):
+    results = tmp_path / "results"
+    _forked(results, data, noise_version=2, ended=False)
+    _commit(results / "b", range(3, 6))
+    shown, text = _spent(data, results, capsys)
+    assert shown["forks"][0]["shared_rounds"] == 3
+    assert shown["total"]["epsilon"] == pytest.approx(
+        gaussian.epsilon(gaussian.mu_from_rho(0.1 * _SQUARED), 1e-6)
+    )
+    assert "share 3 rounds: charged as one" in text
+
+
+@pytest.mark.parametrize(
+    "differs", [{"parts": [{"name": "weights"}]}, {"accounted": None}], ids=["parts", "schema"]
+)
+def test_branches_of_other_kinds_are_charged_one_by_one(tmp_path, data, capsys, differs):
+    results = tmp_path / "results"
+    _forked(results, data, **differs)
+    shown, text = _spent(data, results, capsys)
+    mu = gaussian.mu_from_rho(0.2 * _SQUARED)
+    assert shown["total"]["epsilon"] == pytest.approx(gaussian.epsilon(mu, 1e-6))
+    assert "share 3 rounds: each is charged by itself." in text
+
+
+@pytest.mark.parametrize("differs", [{"noise_version": 2}, {"rho_zcdp": None}])
+def test_branches_with_the_same_noise_or_samples_have_no_guarantee(tmp_path, data, capsys, differs):
+    _forked(tmp_path / "results", data, **differs)
+    assert _budget(data, tmp_path, "--max-epsilon", "1000") == budget.ABOVE
+    assert "share 3 rounds: nothing is promised, since" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -207,23 +207,5 @@ def test_every_initialisation_draws_its_own_seed():
     assert len(seeds) == 3
 
 
-@pytest.mark.slow
-def test_a_memory_of_draws_changes_no_bit():
-    """The calls of repeated draws are found in the graphs that TFF makes."""
-    process = _fed_avg(_fixed(tree_mechanism.Tree(8)), model=_functional_model())
-    found = []
-    for copies, kept in ((0, 0), (2, 2), (None, 6)):
-        compiled = compiled_process.compile_process(process, memory_copies=copies)
-        assert compiled._memory.num_copies == kept
-        state = compiled.initialize()
-        for _ in range(5):
-            state = compiled.next(state, [_dataset(0, 4)]).state
-        compiled.close()
-        found.append([np.asarray(leaf) for leaf in tree.flatten(compiled.get_model_weights(state))])
-    for others in found[1:]:
-        for leaf, other in zip(found[0], others, strict=True):
-            np.testing.assert_array_equal(leaf, other)
-
-
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

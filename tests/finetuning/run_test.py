@@ -18,6 +18,7 @@ from tests import kills
 from tests.finetuning import toy_finetuning
 from tests.fixed_seeds import fixed_seeds  # noqa: F401
 from tests.reports import listed_files
+from tests.training import toy_run
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.auditing.recount import run_folder
 from tff_dpftrl.data import jsonl, owners, sequences, split, tables
@@ -268,7 +269,7 @@ def test_wherever_a_run_is_killed_it_releases_once(toy, tmp_path, options, at):
     def begin_or_go_on(output):
         _finetune(None if manifest.exists(output) else config, output)
 
-    for output in kills.everywhere(tmp_path, begin_or_go_on, at):
+    for output in kills.everywhere(tmp_path, begin_or_go_on, at, toy_run.VISIBLE):
         stated = json.loads((output / "privacy_statement.json").read_text())
         assert "training metrics" in {part["name"] for part in stated["parts"]}
 

@@ -87,7 +87,8 @@ def test_levels_suffice_up_to_max_rounds(num_rounds):
     assert num_rounds <= strategy.max_rounds < 2 * num_rounds + 1
     tallest = max(level for level, _ in tree.completed_nodes(strategy.max_rounds))
     assert strategy.num_levels == tallest + 1
-    assert strategy.memory_copies(num_rounds) == 0
+    assert strategy.memory_copies(num_rounds) == strategy.num_levels
+    assert tree.Tree(num_rounds, variance_reduction=False).memory_copies(num_rounds) == 0
     with pytest.raises(ValueError, match="num_rounds must be at most"):
         strategy.prefix_noise_variance(strategy.max_rounds + 1)
 

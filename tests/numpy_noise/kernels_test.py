@@ -14,39 +14,67 @@ from tff_dpftrl.numpy_noise import kernels
 
 
 def _run_on_basis(recipe):
-    """Map from draws to noise, [rounds, number of draws]; each round is run twice."""
-    kernel, columns = kernels.build(recipe), {i: i for i in range(ROUNDS)}
-    size = 16 * ROUNDS
+    """Map from new draws to noise, [rounds, rounds], and the number of draws of each round.
 
-    def draw(index):
-        drawn = np.zeros(size, np.float32)
-        drawn[columns.setdefault(index, len(columns))] = 1.0
-        return drawn
-
+    Each round is run twice.
+    """
+    kernel, columns, kept, rows, counts = kernels.build(recipe), {}, {}, [], []
     # Anything in the buffer of a block's first round must be ignored.
-    buffer = np.full([kernel.num_buffers, size], 1e6, np.float32)
-    rows = []
+    buffer = np.full([kernel.num_buffers, ROUNDS], 1e6, np.float32)
     for t in range(ROUNDS):
+        drawn = []
+        new = kernel.new_draw(t)
+        assert columns.setdefault(new, t) == t
+        if kernel.num_seeds:
+            kept[kernel.slot(new)] = new
+            assert kept.keys() <= set(range(kernel.num_seeds))
+
+        def draw(index, drawn=drawn, new=new):
+            assert index == new or kept[kernel.slot(index)] == index
+            drawn.append(index)
+            return np.eye(ROUNDS, dtype=np.float32)[columns[index]]
+
         interrupted, _ = kernel.step(buffer, t, draw)
         noise, buffer = kernel.step(buffer, t, draw)
         np.testing.assert_array_equal(noise, interrupted)
         assert noise.dtype == buffer.dtype == np.float32
         assert not np.shares_memory(noise, buffer)
         rows.append(noise)
-    return np.stack(rows)
+        counts.append(len(drawn) / 2)
+    return np.stack(rows), counts
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_noise_has_the_covariance_of_the_dense_matrix(name):
     strategy = STRATEGIES[name]
-    streamed = _run_on_basis(strategy.noise_recipe())
+    streamed, _ = _run_on_basis(strategy.noise_recipe())
     matrix = strategy.noise_matrix(ROUNDS)
+    covariance = matrix @ matrix.T
     # float32 rounds each of at most 31 terms a round, of a size of at most the largest entry.
-    scale = np.max(np.abs(matrix @ matrix.T))
-    np.testing.assert_allclose(streamed @ streamed.T, matrix @ matrix.T, atol=1e-5 * scale)
-    if strategy.strategy_matrix(ROUNDS).shape == (ROUNDS, ROUNDS):  # No tree.
-        scale = np.max(np.abs(matrix))
-        np.testing.assert_allclose(streamed[:, :ROUNDS], matrix, atol=1e-5 * scale)
+    scale = np.max(np.abs(covariance))
+    np.testing.assert_allclose(streamed @ streamed.T, covariance, atol=1e-5 * scale)
+    # Each round has one new draw, and none of a later round, so that this is Cholesky's factor.
+    factor = np.linalg.cholesky(covariance)
+    scale = np.max(np.abs(factor))
+    np.testing.assert_allclose(streamed, factor, atol=1e-5 * scale)
+
+
+def _trailing_ones(t):
+    return len(f"{t:b}") - len(f"{t:b}".rstrip("1"))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_no_draw_is_made_in_vain(name):
+    of_round = {
+        "vanilla-tree": lambda t: 1 + _trailing_ones(t),
+        "bisr": lambda t: min(t + 1, 5),
+        "bifr": lambda t: min(t + 1, 5),
+        "lambda-cgd": lambda t: min(t + 1, 2),
+        "dense": lambda t: t + 1,
+        "dense-in-blocks": lambda t: 1 if t % 6 else t + 1,
+    }.get(name, lambda t: 1)
+    _, counts = _run_on_basis(STRATEGIES[name].noise_recipe())
+    assert counts == [of_round(t) for t in range(ROUNDS)]
 
 
 def test_blocks_of_any_size_have_the_same_noise_bit_for_bit():

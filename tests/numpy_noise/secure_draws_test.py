@@ -138,26 +138,5 @@ def test_other_seeds_and_paths_make_other_draws():
     assert len(drawn) == 12
 
 
-def test_a_blur_is_small_independent_and_smooth():
-    size = 100_001  # Chunks of several threads, and an odd number.
-    drawn = secure_draws.normal(_SEED, [1], size)
-    blur = secure_draws.normal(_SEED, [1], size, is_blurred=True) - drawn
-    unit = blur * 2.0**20  # The sum of two uniform numbers in (-1/2, 1/2).
-    assert np.all(np.abs(unit) < 1)
-    assert abs(np.mean(unit)) < 6 * np.sqrt(1 / 6 / size)
-    # Its variance is 1/6, its fourth moment 1/15.
-    assert abs(np.var(unit) - 1 / 6) < 6 * np.sqrt((1 / 15 - 1 / 36) / size)
-    half = (size + 1) // 2
-    for one, other in (
-        (unit, drawn),
-        (unit[1:], unit[:-1]),
-        (unit[half:], unit[: size - half]),  # The blurs of a pair.
-    ):
-        assert abs(np.corrcoef(one, other)[0, 1]) < 6 / np.sqrt(size / 2)
-    # The grid of the draws is gone; that of the blur is 2²⁰ times finer.
-    steps = (drawn + blur) * 2.0**secure_draws.STEP_BITS
-    assert abs(np.mean(np.exp(2j * np.pi * steps))) < 4 / np.sqrt(size)
-
-
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

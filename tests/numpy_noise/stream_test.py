@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import random
+import secrets
 import sys
 
 import numpy as np
@@ -70,15 +72,15 @@ def test_noise_is_that_of_the_private_round_in_tensorflow(name):
 
 
 @pytest.mark.parametrize("name", _STRATEGIES)
-def test_noise_goes_on_bit_for_bit_from_a_saved_state(name, tmp_path):
-    stream = _stream(_STRATEGIES[name])
+def test_noise_of_a_known_seed_goes_on_bit_for_bit_from_a_saved_state(name, tmp_path):
+    stream = _stream(_STRATEGIES[name], seed=_SEED)
     for t in range(6):
         stream.next(t)
     np.savez(tmp_path / "noise.npz", **stream.state())
     expected = [stream.next(t) for t in range(6, 12)]
     with np.load(tmp_path / "noise.npz") as state:
         resumed = tff_dpftrl.NoiseStream.from_state(state)
-    assert resumed.round_index == 6 and not resumed.seed_is_known
+    assert resumed.round_index == 6 and resumed.seed_is_known
     for t, noise in enumerate(expected, start=6):
         again = resumed.next(t)
         assert list(again) == list(noise)
@@ -87,8 +89,8 @@ def test_noise_goes_on_bit_for_bit_from_a_saved_state(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", _STRATEGIES)
-def test_a_pickled_stream_goes_on_bit_for_bit(name):
-    stream = _stream(_STRATEGIES[name])
+def test_a_pickled_stream_of_a_known_seed_goes_on_bit_for_bit(name):
+    stream = _stream(_STRATEGIES[name], seed=_SEED)
     for t in range(6):
         stream.next(t)
     again = pickle.loads(pickle.dumps(stream))
@@ -97,6 +99,39 @@ def test_a_pickled_stream_goes_on_bit_for_bit(name):
         assert list(noise) == list(expected)
         for key, array in expected.items():
             np.testing.assert_array_equal(noise[key], array)
+
+
+@pytest.mark.parametrize("name", _STRATEGIES)
+def test_branches_of_a_state_share_their_past_and_nothing_else(name, monkeypatch):
+    """All innovations, of the past and of two branches, are independent standard Gaussians.
+
+    They are L⁻¹ times past and branch, where L is Cholesky's factor of the strategy's covariance.
+    """
+    # In place of the operating system's bits, for the same result in every run of the test.
+    monkeypatch.setattr(secrets, "randbits", random.Random(1).getrandbits)
+    size, fork, end = 20_000, 7, 14  # Within a block of six rounds, and with three tree nodes.
+    strategy = _STRATEGIES[name]
+    stream = _stream(strategy, noise_multiplier=1.0, clip_norm=1.0, template=[(size,)])
+    past = [stream.next(t)[0] for t in range(fork)]
+    state = stream.state()
+    branches = [
+        stream,
+        tff_dpftrl.NoiseStream.from_state(state),
+        pickle.loads(pickle.dumps(stream)),
+    ]
+    matrix = strategy.noise_matrix(end)
+    factor = np.linalg.cholesky(matrix @ matrix.T)
+    whitened = [
+        np.linalg.solve(factor, np.stack(past + [branch.next(t)[0] for t in range(fork, end)]))
+        for branch in branches
+    ]
+    innovations = np.concatenate([whitened[0][:fork], *(rows[fork:] for rows in whitened)])
+    for rows in whitened[1:]:
+        np.testing.assert_allclose(rows[:fork], whitened[0][:fork])
+    found = innovations @ innovations.T / size - np.eye(len(innovations))
+    # A mean of n products of two Gaussians has variance 1/n; of squares, 2/n.
+    allowed = 5 * np.sqrt((1 + np.eye(len(innovations))) / size)
+    assert np.all(np.abs(found) < allowed)
 
 
 def test_a_round_is_drawn_once_and_in_its_turn():
@@ -109,35 +144,40 @@ def test_a_round_is_drawn_once_and_in_its_turn():
     resumed = tff_dpftrl.NoiseStream.from_state(before)
     with pytest.raises(ValueError, match="round_index must be 0, the next round"):
         resumed.next(1)
-    np.testing.assert_array_equal(resumed.next(0)["w"], first)
+    assert np.all(resumed.next(0)["w"] != first)
     assert np.all(stream.next(1)["w"] != first)
 
 
-def test_a_ledger_admits_the_repeated_round_and_refuses_another_noise(tmp_path):
+def test_a_ledger_admits_a_repeated_round_and_refuses_a_stream_that_stayed_behind(tmp_path):
     schema = tff_dpftrl.MinSep(num_rounds=4, min_sep=1, max_participations=4)
-    stream, other = _stream(_BLT), _stream(_BLT)
+    stream = _stream(_BLT)
     state = stream.state()
     with tff_dpftrl.Ledger.create(tmp_path / "l", schema, initial_checkpoint="start") as ledger:
 
-        def begin(stream, cohort):
+        def begin(t, stream, cohort):
             return ledger.begin_round(
-                stream.round_index,
+                t,
                 cohort,
                 noise_fingerprint=stream.noise_fingerprint,
-                checkpoint_fingerprint="start",
+                checkpoint_fingerprint=ledger.last_checkpoint,
             )
 
-        assert not begin(stream, ["a", "b"])
+        assert not begin(0, stream, ["a", "b"])
         stream.next(0)
         resumed = tff_dpftrl.NoiseStream.from_state(state)
-        assert begin(resumed, ["a", "b"])
-        for again, cohort in ((resumed, ["a"]), (other, ["a", "b"])):
-            with pytest.raises(ledger_rules.ReplayRefusal):
-                begin(again, cohort)
-    assert resumed.noise_fingerprint != stream.noise_fingerprint
+        assert begin(0, resumed, ["a", "b"])
+        assert begin(0, _stream(_BLT), ["a", "b"])
+        with pytest.raises(ledger_rules.ReplayRefusal):
+            begin(0, resumed, ["a"])
+        ledger.commit_round(0, ["a", "b"], "next")
+        with pytest.raises(ledger_rules.ReplayRefusal):
+            begin(1, resumed, ["a", "b"])
+        assert not begin(1, stream, ["a", "b"])
 
 
-@pytest.mark.parametrize("name", ["blt", "banded-toeplitz"])
+@pytest.mark.parametrize(
+    "name", ["blt", "banded-toeplitz", "tree", "vanilla-tree", "dense-in-blocks"]
+)
 def test_a_call_that_was_interrupted_can_be_repeated(name, monkeypatch):
     stream, undisturbed = (_stream(_STRATEGIES[name], seed=1) for _ in range(2))
     for t in range(7):
@@ -240,21 +280,44 @@ def test_streams_need_a_strategy():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"seed": "secret"}, "state is damaged"),
-        ({"seed": np.zeros(0, np.uint32)}, "state is damaged.*four words"),
-        ({"seed": np.ones(5, np.uint32)}, "state is damaged.*four words"),
-        ({"seed": np.ones(4, np.int64)}, "state is damaged.*four words"),
-        ({"seed": np.ones([4, 1], np.uint32)}, "state is damaged.*four words"),
+        ({"seed": "secret"}, "state is damaged: seed must be uint32 of shape"),
+        ({"seed": np.zeros(0, np.uint32)}, "state is damaged: seed must be uint32 of shape"),
+        ({"seed": np.ones(5, np.uint32)}, "state is damaged: seed must be uint32 of shape"),
+        ({"seed": np.ones(4, np.int64)}, "state is damaged: seed must be uint32 of shape"),
+        ({"seed": np.ones([4, 1], np.uint32)}, "state is damaged: seed must be uint32 of shape"),
         ({"buffer": np.full([3, 20], np.nan)}, "state is damaged.*finite"),
-        ({"buffer": np.zeros([1, 2])}, "buffer has shape"),
+        ({"buffer": np.zeros([1, 2])}, "buffer must be float32 of shape"),
         ({"round_index": -1}, "round_index must be at least 0"),
         ({"parameters": "{}"}, "state is damaged"),
-        ({"parameters": '{"version": 2}'}, "version 2 and this package draws version 1"),
+        ({"parameters": '{"version": 3}'}, "version 3 and this package draws version 2"),
     ],
 )
 def test_damaged_states_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         tff_dpftrl.NoiseStream.from_state(_stream(_BLT).state() | change)
+
+
+def _as_version_1(state):
+    parameters = json.loads(state["parameters"].item()) | {"version": 1}
+    return state | {"seed": np.atleast_2d(state["seed"])[0], "parameters": np.array(json.dumps(parameters))}
+
+
+@pytest.mark.parametrize(
+    "name", ["identity", "blt", "banded-toeplitz", "banded", "restarted-blt", "restarted-banded"]
+)
+def test_a_state_of_version_1_goes_on_where_all_past_noise_is_in_it(name):
+    stream = _stream(_STRATEGIES[name], seed=_SEED)
+    for t in range(5):
+        stream.next(t)
+    resumed = tff_dpftrl.NoiseStream.from_state(_as_version_1(stream.state()))
+    np.testing.assert_array_equal(resumed.next(5)["w"], stream.next(5)["w"])
+
+
+@pytest.mark.parametrize("name", ["tree", "vanilla-tree", "bisr", "dense", "restarted-tree"])
+def test_other_states_of_version_1_are_refused(name):
+    state = _as_version_1(_stream(_STRATEGIES[name]).state())
+    with pytest.raises(ValueError, match="version 1 .* go on with the version of tff_dpftrl that"):
+        tff_dpftrl.NoiseStream.from_state(state)
 
 
 @pytest.mark.parametrize("value", [None, 0, "no"])

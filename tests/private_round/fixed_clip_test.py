@@ -75,8 +75,12 @@ def test_one_tensor_after_the_other_has_the_bits_of_all_together():
     total = [tf.fill(shape, tf.constant(0.1, tf.float64)) for shape in _SHAPES]
     for _ in range(3):
         together, expected, _ = round_.release(state, interface.Contribution(total))
-        found = [round_.release_tensor(state, tf.constant(i), x) for i, x in enumerate(total)]
-        state = round_.after_tensors(state)
+        executed, after = round_.execute(state)
+        found = [
+            round_.release_tensor(state.round_index, executed, tf.constant(i), x)
+            for i, x in enumerate(total)
+        ]
+        state = after
         tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
         tf.nest.map_structure(np.testing.assert_array_equal, state, together)
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tff_dpftrl.mechanisms import noise_recipe
-from tff_dpftrl.private_round import noise_stream, tree_kernels
+from tff_dpftrl.private_round import noise_stream
 
 # Published production BLT (Google, min-sep 400, n = 2000).
 _PRODUCTION = noise_recipe.BufferedNoise(
@@ -44,8 +44,9 @@ def _run_with_ids(recipe, num_rounds):
     def draw(i):
         return tf.one_hot(columns.setdefault(int(i), len(columns)), size)
 
+    buffer = tf.fill([kernel.num_buffers, size], 1e6) if kernel.num_buffers else None
     for t in range(num_rounds):
-        noise, _ = kernel.step(None, tf.constant(t, tf.int64), draw)
+        noise, buffer = kernel.step(buffer, tf.constant(t, tf.int64), draw)
         rows.append(noise.numpy())
     assert len(columns) <= size
     return np.stack(rows)[:, : len(columns)]
@@ -184,23 +185,41 @@ def test_unknown_recipe_is_refused():
         noise_stream.build_kernel("tree")
 
 
-@pytest.mark.slow
-def test_draws_a_round_of_a_reduced_tree_needs():
-    # The cost of keeping nothing: between one and two draws a level.
-    draws = []
-    kernel = tree_kernels.ReducedTreeKernel(noise_recipe.TreeNoise(11, True))
-    for t in range(0, 2047, 7):
-        ids = []
+@pytest.mark.parametrize(
+    ("recipe", "draws"),
+    [
+        (noise_recipe.TreeNoise(9, True), 1),
+        (noise_recipe.TreeNoise(9, False), 2),
+        (noise_recipe.InverseBandedNoise(((1.0, -0.5, -0.125),)), 3),
+        # A block of four makes at most two past draws again, and four of its own.
+        (noise_recipe.InverseBandedNoise(((1.0, -0.5, -0.125),), 4), 1.5),
+    ],
+)
+def test_a_round_makes_few_draws_of_which_one_is_new(recipe, draws):
+    kernel, drawn, num_rounds = noise_stream.build_kernel(recipe), [], 256
+    buffer = tf.zeros([kernel.num_buffers, 1]) if kernel.num_buffers else None
+    for t in map(tf.constant, range(num_rounds)):
+        t, made = tf.cast(t, tf.int64), []
 
-        def draw(i, ids=ids):
-            ids.append(int(i))
+        def draw(i, made=made):
+            made.append(int(i))
             return tf.zeros([1])
 
-        kernel.step(None, tf.constant(t, tf.int64), draw)
-        assert len(set(ids)) == len(ids)
-        draws.append(len(ids))
-    assert max(draws) <= 2 * 11
-    assert np.mean(draws) < 1.7 * 11
+        _, buffer = kernel.step(buffer, t, draw)
+        new = {i for i in made if i not in drawn}
+        assert new == {int(kernel.new_draw(t))}
+        drawn += made
+        assert len(set(made)) == len(made)
+    assert len(drawn) <= draws * num_rounds
+
+
+@pytest.mark.parametrize("num_levels", [1, 5])
+def test_bottom_up_weights_are_those_of_the_definition(num_levels):
+    own, left = noise_recipe.TreeNoise(num_levels, True).bottom_up()
+    # An estimate has the variance 1 / (1 + 1/2 + 1/4 + ...). Those of the left are independent.
+    variance = 1 / np.cumsum(0.5 ** np.arange(num_levels))
+    np.testing.assert_allclose(own**2 + left**2 @ variance, variance, rtol=1e-12)
+    assert not np.any(np.triu(left))
 
 
 if __name__ == "__main__":

@@ -142,7 +142,8 @@ def _emitted(recipe, num_rounds, size):
     """Unit noise of two tensors, float64, shape [2, num_rounds, size]."""
     stream = noise_stream.NoiseStream(recipe, [[size], [size // 2, 2]])
     step = tf.function(stream.next)
-    seed, buffer = tf.constant([42, 43], tf.int64), stream.initial_buffer()
+    seed = stream.initial_seed(tf.constant([42, 43], tf.int64))
+    buffer = stream.initial_buffer()
     tensors = []
     for t in range(num_rounds):
         noise, buffer = step(buffer, tf.constant(t, tf.int64), seed)
@@ -182,14 +183,14 @@ def test_rounds_are_bounded_by_the_block_and_by_the_strategy():
     seed = tf.constant([1, 2], tf.int64)
 
     def run(t):
-        return stream.next((), tf.constant(t, tf.int64), seed)
+        return stream.next(stream.initial_buffer(), tf.constant(t, tf.int64), seed)
 
     run(4)
     with pytest.raises(tf.errors.InvalidArgumentError, match="defined for 5 rounds"):
         run(5)
     unbounded = noise_stream.NoiseStream(recipe, [[2]])
     with pytest.raises(tf.errors.InvalidArgumentError, match="defined for 3 rounds"):
-        unbounded.next((), tf.constant(6, tf.int64), seed)
+        unbounded.next(stream.initial_buffer(), tf.constant(6, tf.int64), seed)
 
 
 def test_a_graph_is_freed_after_its_noise():
@@ -197,7 +198,9 @@ def test_a_graph_is_freed_after_its_noise():
 
     def next_round():
         stream = noise_stream.NoiseStream(tree.Tree(9).noise_recipe(), [(3,)])
-        stream.next((), tf.constant(0, tf.int64), tf.constant([1, 2], tf.int64))
+        stream.next(
+            stream.initial_buffer(), tf.constant(0, tf.int64), tf.constant([1, 2], tf.int64)
+        )
 
     with tf.Graph().as_default() as graph:
         next_round()

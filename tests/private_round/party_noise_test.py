@@ -10,7 +10,7 @@ import scipy.stats
 import tensorflow as tf
 
 from tff_dpftrl.discretization import grid
-from tff_dpftrl.mechanisms import banded, blt, identity, restarts, tree
+from tff_dpftrl.mechanisms import banded, blt, dense, identity, restarts, tree
 from tff_dpftrl.private_round import (
     adaptive_clipping,
     clipping,
@@ -24,11 +24,15 @@ _SHAPES = [(30,), (4, 5)]
 _DIM = 50
 _CLIP = 2.0
 _BLT = blt.Blt((0.9, 0.5), (0.3, 0.2))
+_DENSE = np.tril(1 / (1 + np.abs(np.subtract.outer(range(8), range(8)))))
 _STRATEGIES = {
     "identity": identity.Identity(),
     "blt": _BLT,
     "banded": banded.Banded([[1.0, 0.0], *[[1.0, 0.5]] * 7]),
+    "dense": dense.Dense(_DENSE),
+    "dense at once": dense.Dense(_DENSE, rounds_at_once=3),
     "tree": tree.Tree(8),
+    "vanilla tree": tree.Tree(8, variance_reduction=False),
     "tree with restarts": restarts.Restarted(tree.Tree(4), (0, 3, 6)),
     "blt with restarts": restarts.Restarted(_BLT, (0, 3, 5)),
 }
@@ -83,7 +87,7 @@ def test_the_bits_are_those_of_the_server_with_a_common_seed(strategy):
     state, own = round_.initial_state(_SHAPES), party.initial_state(_SEED)
     for _ in range(5):
         state, average, _ = round_.release(state, round_.no_contribution(_SHAPES))
-        noise, count_noise, own = party.draw(own)
+        noise, count_noise, own = party.draw(own, _SEED)
         stddev = round_.noise_multiplier * encoding.inflated_clip_norm(_CLIP)
         added = noise[:_DIM].numpy().astype(np.float64) * stddev / 4
         np.testing.assert_array_equal(_flat(average), added)
@@ -110,7 +114,7 @@ def test_the_count_of_adaptive_clipping_has_the_noise_of_the_server(name):
     for _ in range(5):
         active = float(state.clip.active)
         state, average, measured = round_.release(state, round_.no_contribution(_SHAPES))
-        noise, count_noise, own = party.draw(own)
+        noise, count_noise, own = party.draw(own, _SEED)
         fraction = np.float32(count_noise.numpy().astype(np.float64) * 1.0 / 4 + 0.5)
         assert measured["unclipped_fraction"] == fraction
         added = noise[:_DIM].numpy().astype(np.float64)
@@ -123,24 +127,26 @@ def test_the_count_of_adaptive_clipping_has_the_noise_of_the_server(name):
 @pytest.mark.parametrize("strategy", _each(["blt with restarts"]))
 def test_a_round_is_reached_from_any_state_before_it(strategy):
     _, _, party = _made(_adaptive, strategy)
+    roots = np.random.default_rng(0).integers(2**63, size=(7, 4))
     state, rows, states = party.initial_state(_SEED), [], []
-    for _ in range(7):
+    for root in roots:
         states.append(state)
-        noise, count, state = party.draw(state)
+        noise, count, state = party.draw(state, root)
         rows.append((noise.numpy(), count.numpy()))
     for kept in (0, 2):
         for row in range(kept, 7):
-            noise, count, _ = party.draw(party.before_round(states[kept], row))
+            before = party.before_round(states[kept], row, lambda index: roots[index])
+            noise, count, _ = party.draw(before, roots[row])
             np.testing.assert_array_equal(noise, rows[row][0])
             assert count == rows[row][1]
     with pytest.raises(ValueError, match="state is before round 6, after 5"):
-        party.before_round(states[6], 5)
+        party.before_round(states[6], 5, lambda index: roots[index])
 
 
 def test_clients_and_noise_are_decoded_together():
     encoding, clients = _encoding(_BLT), 7
     party = party_noise.PartyNoise(_fixed(_BLT, encoding), _SHAPES, encoding)
-    noise, count, _ = party.draw(party.initial_state(_SEED))
+    noise, count, _ = party.draw(party.initial_state(_SEED), _SEED)
     vector, _ = party.encode(noise, count, _ROUND_SEED)
     updates = np.random.default_rng(0).normal(size=(clients, _DIM)).astype(np.float32)
     updates *= _CLIP / np.linalg.norm(updates, axis=1, keepdims=True)
@@ -159,7 +165,7 @@ def test_rotated_noise_has_the_promised_deviation_on_every_coordinate():
     ratio = party_noise.noise_ratio(identity.Identity(), 1.5, 8)
     encoding = grid.for_bits(dim, 10, 24, noise_ratio=ratio)
     party = party_noise.PartyNoise(_fixed(identity.Identity(), encoding), [(dim,)], encoding)
-    noise, count, _ = party.draw(party.initial_state(_SEED))
+    noise, count, _ = party.draw(party.initial_state(_SEED), _SEED)
     vector, _ = party.encode(noise, count, _ROUND_SEED)
     centred = discretize.to_centre(tf.constant(vector, tf.int32), encoding.sum_modulus)
     scaled = centred.numpy() / party.stddev
@@ -179,7 +185,7 @@ def test_secure_noise_is_that_of_the_server(kind):
     state, own = round_.initial_state(_SHAPES), party.initial_state(seed)
     for _ in range(5):
         expected, *counts, state = round_.noise(state, _SHAPES)
-        noise, count, own = party.draw(own)
+        noise, count, own = party.draw(own, seed)
         assert noise.dtype == tf.float64
         np.testing.assert_array_equal(noise[:_DIM], _flat(expected))
         assert count == (counts[0] if counts else 0)
@@ -189,7 +195,8 @@ def test_secure_noise_is_that_of_the_server(kind):
 
 def test_the_seed_is_what_it_was_given():
     _, _, party = _made(_fixed, _BLT)
-    one, other = (party.draw(party.initial_state(np.array(s)))[0] for s in ([1, 2], [2, 1]))
+    state = party.initial_state(_SEED)
+    one, other = (party.draw(state, np.array(root))[0] for root in ([1, 2], [2, 1]))
     assert not np.array_equal(one, other)
 
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_dpftrl.mechanisms import banded_toeplitz, blt, dense, identity, inverse_banded, tree
+from tff_dpftrl.private_round import clipping, fixed_clip
 from tff_dpftrl.runs import checkpoint
 
 State = collections.namedtuple("State", ["weights", "buffers", "round"])
@@ -220,6 +222,55 @@ def test_a_checkpoint_of_another_model_is_refused():
         checkpoint.CheckpointError, match=r"has \S+ \S+ where .* has \S+ \S+: resume with"
     ):
         _snapshot(1.0).in_structure_of(_state(1.0)._replace(round=np.int32(5)))
+
+
+_SHAPES = [(3,), (2, 2)]
+
+
+def _restored_of_0_4(strategy, num_buffers):
+    """A state after three rounds, of tensors with 7 entries, as version 0.4 saved it."""
+    clip = clipping.FlatClipping(1.0)
+    round_ = fixed_clip.FixedClipRound(
+        strategy, noise_multiplier=1.5, clipping=clip, clients_per_round=4
+    )
+    buffer = np.ones([num_buffers, 7], np.float32) if num_buffers else ()
+    state = fixed_clip.FixedClipState(np.int64(3), np.array([2**40, 2**50]), buffer)
+    template = checkpoint.without_values(round_.initial_state(_SHAPES))
+    return round_, state, checkpoint.Snapshot.of(state).in_structure_of(template)
+
+
+@pytest.mark.parametrize(
+    "strategy, num_buffers",
+    [
+        (identity.Identity(), 0),
+        (blt.Blt((0.9, 0.5), (0.1, 0.2)), 2),
+        (banded_toeplitz.BandedToeplitz((1.0, 0.5, 0.2)), 2),
+    ],
+    ids=["identity", "blt", "bands"],
+)
+def test_states_of_version_0_4_go_on(strategy, num_buffers):
+    round_, before, state = _restored_of_0_4(strategy, num_buffers)
+    found = [round_.noise(tf.nest.map_structure(tf.constant, state), _SHAPES) for _ in range(2)]
+    for _, after in found:
+        assert after.round_index == 4
+        np.testing.assert_array_equal(after.seed, before.seed)
+    assert np.all(found[0][0][0] != found[1][0][0])
+
+
+@pytest.mark.parametrize(
+    "strategy, num_buffers",
+    [
+        (tree.Tree(8), 0),
+        (tree.Tree(8, variance_reduction=False), 0),
+        (inverse_banded.InverseBanded.bisr(3), 0),
+        (inverse_banded.InverseBanded.lambda_cgd(0.7), 0),
+        (dense.Dense(np.eye(8), rounds_at_once=4), 4),
+    ],
+    ids=["tree", "tree-vanilla", "bisr", "lambda-cgd", "dense"],
+)
+def test_states_of_version_0_4_that_had_another_form_are_refused(strategy, num_buffers):
+    with pytest.raises(checkpoint.CheckpointError, match=r"finish it with version 0\.4\."):
+        _restored_of_0_4(strategy, num_buffers)
 
 
 if __name__ == "__main__":

@@ -301,11 +301,11 @@ def test_a_round_begun_is_repeated_with_the_same_cohort_or_refused(tmp_path):
         assert rounds.observed().num_rounds == 1 and rounds.rounds_done == 0
 
 
-def test_noise_that_does_not_change_is_refused(tmp_path):
+def test_a_noise_state_that_does_not_change_is_refused(tmp_path):
     with _open(tmp_path) as rounds:
         rounds.begin(0, ["a"])
         rounds.commit(0, _START._replace(weights=np.ones(3)), {})
-        with pytest.raises(ledger_rules.ReplayRefusal, match="reuse the noise of round 0"):
+        with pytest.raises(ledger_rules.ReplayRefusal, match="noise state of round 0"):
             rounds.begin(1, ["b"])
 
 
@@ -367,7 +367,7 @@ def test_a_run_is_bound_to_what_it_began_with(tmp_path):
 
 def test_a_run_is_bound_to_the_version_of_the_noise(tmp_path, monkeypatch):
     _run(tmp_path, num_rounds=2)
-    monkeypatch.setattr(private_round, "NOISE_VERSION", private_round.NOISE_VERSION + 1)
+    monkeypatch.setattr(private_round, "STATE_VERSION", private_round.STATE_VERSION + 1)
     with pytest.raises(checkpoint.CheckpointError, match="with other noise"):
         _run(tmp_path)
 

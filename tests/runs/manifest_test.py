@@ -153,6 +153,8 @@ def test_versions_are_those_that_the_run_began_on(output):
 def test_another_version_of_the_noise_is_refused(output, monkeypatch):
     now = private_round.NOISE_VERSION
     monkeypatch.setattr(private_round, "NOISE_VERSION", now + 1)
+    assert manifest.read(output) == _manifest(noise_version=now)
+    monkeypatch.setattr(private_round, "STATE_VERSION", now + 1)
     with pytest.raises(ValueError, match=f"is of version {now}, that of .* {now + 1}"):
         manifest.read(output)
 

@@ -82,6 +82,15 @@ def test_a_round_releases_sums_with_noise_and_their_means():
     assert row["noised_top1"] == pytest.approx(noised[2] / noised[1])
 
 
+def test_two_releases_of_a_round_have_independent_noise():
+    release = released_metrics.Release(_FIGURES, 0.5, seed=None)
+    rows = [release.of_round(2, np.zeros(3)) for _ in range(4000)]
+    drawn = np.array([[row[f"noised_sum_{name}"] for name in _FIGURES.bounds] for row in rows])
+    assert stats.kstest(drawn.ravel() / 0.5, "norm").pvalue > 1e-6
+    correlations = np.corrcoef([*drawn[1:].T, *drawn[:-1].T]) - np.eye(6)
+    assert np.abs(correlations).max() < 6 / math.sqrt(len(drawn))
+
+
 def test_standard_errors_are_those_of_the_means():
     stddev, sums = 0.5, np.array([30.0, 40.0, 10.0])
     release = released_metrics.Release(_FIGURES, stddev, seed=3)
@@ -241,18 +250,6 @@ def test_a_run_without_noise_and_a_sampling_without_a_bound_are_refused():
     )
     with pytest.raises(validation.UsageError, match="cannot be accounted for"):
         _planned(bins, target_epsilon=1.0)
-
-
-def test_the_seed_is_secret_and_kept(tmp_path):
-    released_metrics.create_seed(tmp_path)
-    path = tmp_path / released_metrics.SEED
-    assert path.stat().st_mode & 0o777 == 0o600
-    seed = released_metrics.read_seed(tmp_path, None)
-    assert 0 <= seed < 2**256 and seed == int(path.read_text(), 16)
-    assert released_metrics.read_seed(tmp_path, 7) == 7
-    path.unlink()
-    with pytest.raises(validation.UsageError, match="seed of the noise of the metrics"):
-        released_metrics.read_seed(tmp_path, None)
 
 
 def test_the_statement_says_what_stays_private():

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from tests import kills
-from tff_dpftrl import durable_files, validation
+from tff_dpftrl import durable_files, private_round, validation
 from tff_dpftrl.accounting import facts, parts, privacy_plot
+from tff_dpftrl.auditing.recount import records
 from tff_dpftrl.runs import (
     cohort_seed,
     committed_rounds,
@@ -26,6 +27,7 @@ from tff_dpftrl.runs import (
     reporting,
     sampled_privacy,
     stopping,
+    tensorboard_log,
 )
 from tff_dpftrl.runs import run as run_lib
 
@@ -96,6 +98,9 @@ class _Evaluator(prepared.Evaluator):
         self.seen.append(weights[0].copy())
         return {"eval_top1_in_vocab": self._accuracies[len(self.seen) - 1]}
 
+    def bounded_sums(self, weights, figures):
+        return np.array([2.0, 8.0])
+
     def examine(self, output, rounds_done, weights):
         self.examined = rounds_done, weights[0].copy()
 
@@ -129,13 +134,19 @@ def _manifest(plan):
 _FIGURES = released_metrics.Figures(
     {"loss_sum": 1.0, "num": 1.0}, (released_metrics.Mean("noised_loss", "", "loss_sum", "num"),)
 )
+_EVALUATION = released_metrics.Figures(
+    {"loss_sum": 1.0, "num": 1.0},
+    (released_metrics.Mean("noised_eval_loss", "", "loss_sum", "num"),),
+    prefix="noised_eval_sum_",
+)
 
 
 def _prepared(plan, trainer=None, evaluator=None, *, known=None, **schedule):
     presentation = _Presentation()
     figures = None if released_metrics.noise_of(plan) is None else _FIGURES
-    if figures is not None:
-        presentation.columns += figures.columns
+    evaluation = _EVALUATION if parts.EVALUATION in {one.name for one in plan.others} else None
+    for released in filter(None, (figures, evaluation)):
+        presentation.columns += released.columns
     report = prepared.Reportable(
         known=known or _manifest(plan),
         plan=plan,
@@ -145,6 +156,7 @@ def _prepared(plan, trainer=None, evaluator=None, *, known=None, **schedule):
         presentation=presentation,
         go_on="the same call",
         figures=figures,
+        evaluation=evaluation,
     )
     trainer = trainer or _Trainer(plan)
     evaluator = evaluator or _Evaluator()
@@ -250,49 +262,54 @@ def test_without_noise_the_promise_says_that_there_is_none(tmp_path):
 
 
 def _releasing(**options):
-    others = (parts.Part(parts.METRICS, "loss", noise_multiplier_of_round=0.1),)
+    others = (
+        parts.Part(parts.METRICS, "loss", noise_multiplier_of_round=0.1),
+        parts.Part(parts.EVALUATION, "loss", rho_zcdp=50.0),
+    )
     return _in_turns(others=others, **options)
 
 
-def test_metrics_are_released_with_a_noise_that_a_secret_seed_decides(tmp_path):
+def test_metrics_are_released_with_a_noise_of_their_own(tmp_path):
     plan, found = _releasing(), []
     for name in "ab":
         outcome, *_ = _run(tmp_path / name, plan)
-        seed = released_metrics.read_seed(tmp_path / name / "private", None)
-        for t, row in enumerate(outcome.rows):
-            expected = released_metrics.Release(_FIGURES, 0.1, seed).of_round(
-                t, np.array([3.0, 4.0])
-            )
-            assert {column: row[column] for column in expected} == expected
         header, *published = (tmp_path / name / "metrics.csv").read_text().splitlines()
         assert "noised_loss,noised_loss_se" in header and len(published) == 4
-        found.append([row["noised_loss"] for row in outcome.rows])
-    assert len({*found[0], *found[1]}) == 8  # Another noise in each round, and in each run.
+        found += [row["noised_loss"] for row in outcome.rows]
+        found += [row["noised_eval_loss"] for row in outcome.rows[1::2]]
+    assert len({*found}) == 12  # Another noise in each round, and in each run.
     assert outcome.statement.epsilon > _run(tmp_path / "c", _in_turns())[0].statement.epsilon
+    assert {path.name for path in (tmp_path / "a" / "private").iterdir()} == {
+        path.name for path in (tmp_path / "c" / "private").iterdir()
+    }
 
 
-def test_a_round_that_is_repeated_releases_the_same_metrics(tmp_path, monkeypatch):
-    plan, released = _releasing(), []
-    of_round = released_metrics.Release.of_round
+def test_a_known_seed_gives_the_same_metrics(tmp_path):
+    outcome, *_ = _run(tmp_path, _releasing(deterministic_seed=7))
+    evaluations = {"stddev": released_metrics.noise_of_evaluation(_releasing(), 2), "seed": 7}
+    for t, row in enumerate(outcome.rows):
+        expected = released_metrics.Release(_FIGURES, 0.1, 7).of_round(t, np.array([3.0, 4.0]))
+        if row["round"] % 2 == 0:
+            release = released_metrics.Release(_EVALUATION, **evaluations, of_evaluation=True)
+            expected |= release.of_round(row["round"], np.array([2.0, 8.0]))
+        assert {column: row[column] for column in expected} == expected
 
-    def remember(release, round_index, sums):
-        released.append((round_index, of_round(release, round_index, sums)))
-        return released[-1][1]
 
-    def crash(*args):
-        raise _Crash
+@pytest.mark.parametrize("lost", ["private/metrics.csv", "metrics.csv"])
+def test_what_one_table_has_is_not_released_again(tmp_path, lost):
+    before, *_ = _run(tmp_path, _releasing())
+    (tmp_path / lost).unlink()
+    after, *_ = _run(tmp_path, _releasing())
+    for name in ("noised_loss", "noised_eval_loss"):
+        assert [row[name] for row in after.rows] == [row[name] for row in before.rows]
 
-    monkeypatch.setattr(released_metrics.Release, "of_round", remember)
-    with monkeypatch.context() as patch:
-        patch.setattr(loop.committed_rounds.CommittedRounds, "commit", crash)
-        with pytest.raises(_Crash):
-            _run(tmp_path, plan)
-    outcome, *_ = _run(tmp_path, plan)
-    assert [t for t, _ in released] == [0, 0, 1, 2, 3] and released[0] == released[1]
-    assert outcome.rows[0]["noised_loss"] == released[0][1]["noised_loss"]
-    (tmp_path / "private" / released_metrics.SEED).unlink()
-    with pytest.raises(validation.UsageError, match="seed of the noise of the metrics"):
-        _run(tmp_path, plan)
+
+def test_a_run_that_has_lost_its_evaluations_makes_no_others(tmp_path):
+    _run(tmp_path, _releasing())
+    for name in ("private/metrics.csv", "metrics.csv"):
+        (tmp_path / name).unlink()
+    with pytest.raises(validation.UsageError, match="another one would be a second release"):
+        _run(tmp_path, _releasing())
 
 
 @pytest.mark.parametrize("make_plan", [_sampled, _in_turns, _releasing])
@@ -331,25 +348,62 @@ def test_a_run_killed_anywhere_gives_what_it_would_have_given(
     assert all(row["eval_top1_in_vocab"] is not None for row in (rows[1], rows[3]))
 
 
-def test_wherever_a_run_is_killed_it_releases_once(tmp_path, monkeypatch):
-    plan = _releasing(num_rounds=2)
-    for drawing in (curves, privacy_plot):  # Most of a run's time; the pictures are left empty.
-        monkeypatch.setattr(drawing, "draw", lambda *args, **options: None)
+class _FreshTrainer(_Trainer):
+    """Draws other noise whenever a round is executed, but with a known seed."""
+
+    def train(self, state, round_index, members):
+        trained = super().train(state, round_index, members)
+        if self._plan.deterministic_seed is None:
+            noise = np.random.default_rng().normal(size=3)
+            trained.state["global_model_weights"]["trainable"][0] += noise
+        return trained
+
+
+class _RenewedPresentation(_Presentation):
+    has_events = is_renewed = True
+
+    def write_best(self, output, weights):
+        np.savez(output / "best_model.npz", weights[0])
+
+    def write(self, output, outcome):
+        return outcome
+
+
+_VISIBLE = (
+    (tensorboard_log.TensorBoardLog, "append"),
+    (loop, "_shown"),  # The progress bar.
+    (_RenewedPresentation, "write_best"),
+    (_RenewedPresentation, "write_model"),
+)
+
+
+@pytest.mark.parametrize("seed", [None, pytest.param(7, marks=pytest.mark.slow)])
+def test_wherever_a_run_is_killed_it_releases_once(tmp_path, monkeypatch, seed):
+    plan = _releasing(num_rounds=2, deterministic_seed=seed)
+    # Most of a run's time; the picture is left empty.
+    monkeypatch.setattr(privacy_plot, "draw", lambda *args, **options: None)
 
     def run(output):
         is_new, kept = not manifest.exists(output), output / "private" / "words"
         words = secrets.token_bytes(8) if is_new else kept.read_bytes()
+        trainer = _FreshTrainer(plan, not_finite=1)
+        made, *_ = _prepared(plan, trainer, _Evaluator([0.2] * 4), eval_every=1)
+        presentation = _RenewedPresentation()
+        presentation.columns = made.report.presentation.columns
         made = dataclasses.replace(
-            _prepared(plan)[0],
+            made,
+            report=dataclasses.replace(made.report, presentation=presentation),
             keep_first=lambda output: durable_files.write(kept, words, private=True),
             keep=lambda output: durable_files.write(output / "words", words),
         )
         known = None if is_new else manifest.read(output)
         return run_lib.train(output, known, lambda: made, lambda known: made, lambda line: None)
 
-    outputs = list(kills.everywhere(tmp_path, run))
-    assert len(outputs) > 25
+    outputs = list(kills.everywhere(tmp_path, run, visible=_VISIBLE))
+    assert len(outputs) > 35
     assert len({(output / "words").read_bytes() for output in outputs}) == len(outputs)
+    models = {(output / "model.npz").read_bytes() for output in outputs}
+    assert len(models) == (len(outputs) if seed is None else 1)
 
 
 _COPIES = ["config.json", "private/manifest.json"]
@@ -357,7 +411,7 @@ _COPIES = ["config.json", "private/manifest.json"]
 
 @pytest.mark.parametrize("lost", [_COPIES[:1], _COPIES, [*_COPIES, "private/ledger.sqlite"]])
 def test_a_run_whose_options_are_lost_is_not_begun_again(tmp_path, lost):
-    plan = _releasing()
+    plan = _in_turns()
     _run(tmp_path, plan)
     before = kills.published(tmp_path)
     for name in lost:
@@ -407,6 +461,30 @@ def test_of_two_that_begin_at_once_one_is_refused(tmp_path, monkeypatch):
     _run(tmp_path, _in_turns())
     assert manifest.check_is_free is check and manifest.exists(tmp_path)
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_run_of_version_0_4_goes_on(tmp_path, monkeypatch, version):
+    """It has a seed of its metrics, too, which later versions leave where it is."""
+    plan, trainer = _releasing(), _Trainer(_in_turns())
+    train = trainer.train
+
+    def crash(state, round_index, members):
+        if round_index == 2:
+            raise _Crash
+        return train(state, round_index, members)
+
+    monkeypatch.setattr(trainer, "train", crash)
+    with monkeypatch.context() as patch, pytest.raises(_Crash):
+        patch.setattr(private_round, "NOISE_VERSION", version)
+        _run(tmp_path, plan, trainer)
+    (tmp_path / "private" / "metrics_seed").write_text("1f" * 32)
+    known = manifest.read(tmp_path)
+    assert known.noise_version == version
+    outcome, *_ = _run(tmp_path, plan, known=known)
+    assert len(outcome.rows) == 4 and manifest.read(tmp_path) == known
+    read = records.read(tmp_path)
+    assert read.checkpoint.path.stem.endswith(read.checkpoint.fingerprint(binding=read.binding))
 
 
 def test_only_committed_models_are_evaluated(tmp_path, monkeypatch):
@@ -489,6 +567,8 @@ def test_a_model_that_diverged_is_not_committed(tmp_path):
     ):
         _run(tmp_path, plan, trainer)
     assert (tmp_path / "private" / "diverged.json").read_text() == '{"round": 1}\n'
+    with pytest.raises(validation.UsageError, match="weights after round 1 are not finite"):
+        _run(tmp_path, plan)  # Other noise might do better.
     made, *_ = _prepared(plan)
     with pytest.raises(ValueError, match="has not committed a round yet"):
         run_lib.report(tmp_path, lambda known: made.report)

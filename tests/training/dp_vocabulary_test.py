@@ -108,7 +108,7 @@ def test_wherever_a_run_is_killed_it_releases_once(corpus, tmp_path, once, compi
     def begin_or_go_on(output):
         run.train(None if manifest.exists(output) else config, output, progress=lambda line: None)
 
-    for output in kills.everywhere(tmp_path, begin_or_go_on):
+    for output in kills.everywhere(tmp_path, begin_or_go_on, visible=toy_run.VISIBLE):
         assert run_folder.recount_run(output).verdict == "consistent with the claim"
         stated = json.loads((output / "privacy_statement.json").read_text())
         assert {parts.VOCABULARY, parts.METRICS} < {part["name"] for part in stated["parts"]}

@@ -25,7 +25,6 @@ def test_this_process_needs_nothing():
     "options, message",
     [
         ({"ray_workers": 0}, "ray_workers must be at least 1"),
-        ({"memory_copies": -1}, "memory_copies must be .*at least 0"),
         ({"ray_address": "localhost:abc"}, "must be 'host:port' or 'auto', got 'localhost:abc'"),
         ({"ray_address": "localhost"}, "must be 'host:port' or 'auto', got 'localhost'"),
         ({"ray_address": ":6379"}, "must be 'host:port' or 'auto', got ':6379'"),

@@ -162,9 +162,14 @@ def _report_and_resume(output, expected, committed, begun):
     assert "All 6 rounds are done." in results.summary
 
 
-def test_a_killed_run_can_be_reported_and_resumes_to_the_same_weights(trained, tmp_path):
+def test_a_killed_run_goes_on_with_other_noise_and_costs_the_same(trained, tmp_path):
     output = pathlib.Path(shutil.copytree(trained.killed, tmp_path / "run"))
-    _report_and_resume(output, trained, committed=4, begun=5)
+    assert report.report(output).statement.observed.num_rounds == 5  # Those that were asked.
+    found, expected = run.train(None, output).statement, trained.results.statement
+    assert toy_run.rows(output)[:4] == toy_run.rows(trained.output)[:4]
+    for name in ("epsilon", "observed", "accounted", "parameters"):
+        assert getattr(found, name) == getattr(expected, name)
+    assert np.all(toy_run.weights(output)[0] != toy_run.weights(trained.output)[0])
 
 
 @pytest.mark.pictures
@@ -389,7 +394,7 @@ def test_other_users_are_refused_on_resuming(corpus, trained, tmp_path):
 
 
 def test_other_texts_of_the_same_users_are_refused_on_resuming(corpus, trained, tmp_path):
-    """Two copies of a run that go on with different texts would add the same noise to both."""
+    """The statement is about those texts, and copies that go on with others protect others."""
     users = list(map(json.loads, (corpus / "users.jsonl").read_text().splitlines()))
     train = next(user for user in users if split.hash_bucket(user["user_id"]) > 1)
     train["examples"][0] = " ".join(reversed(train["examples"][0].split()))
@@ -405,7 +410,6 @@ def test_other_texts_of_the_same_users_are_refused_on_resuming(corpus, trained, 
 
 
 def test_texts_of_held_out_users_must_be_the_same_if_noise_is_added_to_them(corpus, tmp_path):
-    """Two copies of a run that evaluate on different texts would add the same noise to both."""
     users = [json.loads(line) for line in (corpus / "users.jsonl").read_text().splitlines()]
     held_out = next(user for user in users if split.is_held_out(user["user_id"]))
     held_out["examples"][0] = " ".join(reversed(held_out["examples"][0].split()))

@@ -19,7 +19,7 @@ from tff_dpftrl.mechanisms import serialization, tree
 from tff_dpftrl.participation import ledger, schema
 from tff_dpftrl.runs import committed_rounds, manifest
 from tff_dpftrl.training import corpus as corpus_lib
-from tff_dpftrl.training import placement, report, run, trained_model
+from tff_dpftrl.training import report, run, trained_model
 
 corpus = toy_run.corpus
 seeded = toy_run.seeded
@@ -312,9 +312,8 @@ def test_secure_noise_is_stated_and_repeated_after_a_resume(
     assert (sentences.ROUNDED_CORRELATION in statement.caveats) == (mechanism != "identity")
     assert report.report(tmp_path / "private").statement == statement
     assert not run_folder.recount_run(tmp_path / "private").is_violated
-    # The same seed has the same noise, with a memory of draws or without, and after a crash.
-    where = placement.Placement(memory_copies=0)
-    run.train(toy_run.config(corpus, **options), tmp_path / "0", placement=where)
+    # The same seed has the same noise, also after a crash.
+    run.train(toy_run.config(corpus, **options), tmp_path / "0")
     commit = ledger.Ledger.commit_round
     committed = []
 

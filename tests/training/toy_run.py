@@ -17,13 +17,20 @@ from tests import shared_folders
 from tff_dpftrl import pictures
 from tff_dpftrl.data import jsonl, user_text
 from tff_dpftrl.models import export
-from tff_dpftrl.runs import committed_rounds
+from tff_dpftrl.runs import committed_rounds, loop, tensorboard_log
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import report
 
 WORDS = [a + b for a in "bdfgk" for b in ("ao", "ee", "iu", "oo", "ua", "ya")]
 NUM_ROUNDS = 6
 DONE_WHEN_KILLED = 4
+VISIBLE = (
+    (tensorboard_log.TensorBoardLog, "append"),
+    (loop, "_shown"),  # The progress bar.
+    (report.TextPresentation, "write_best"),
+    (report.TextPresentation, "write_model"),
+)
+"""What shows something of a round, for `kills.everywhere`."""
 _draw = pictures.write  # Before any test has pictures left empty.
 
 

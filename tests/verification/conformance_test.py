@@ -142,6 +142,11 @@ def test_a_sum_in_float32_breaks_the_contract():
         )
 
 
+def test_noise_that_follows_from_the_state_breaks_the_contract():
+    with pytest.raises(AssertionError):
+        conformance.check_a_round_executed_again_has_other_noise(_TffTree)
+
+
 class _Broken(tff.aggregators.UnweightedAggregationFactory):
     """A plain mean that ignores noise, clip norm and denominator."""
 

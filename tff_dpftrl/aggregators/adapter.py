@@ -128,7 +128,6 @@ def build_process(
 
     @computations.tensorflow(tff_names.StructType(round_state_types + contribution_types))
     def release(state_and_totals):
-        release_registry.note_seed(private_round.deterministic_seed)
         parts = list(state_and_totals)
         round_state = private_round.state_type(*parts[:num_fields])
         total, *scalars = parts[num_fields:]

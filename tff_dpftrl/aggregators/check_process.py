@@ -162,8 +162,9 @@ def check_process(process: Any) -> ProcessCheck:
     holds. It means that the guarantees of the releases found are all that is needed. The
     check does not cover side effects of a computation, such as printing. Of a private
     aggregator's `sum_factory` it follows the results only. It cannot see whether the
-    state that an aggregator returns is kept for the next round; if not, the noise repeats.
-    Two releases of one round with the same state are named.
+    state that an aggregator returns is kept for the next round; if not, every round is the
+    first one, and the noise is not that of the strategy. Two releases of one round with the
+    same state are named.
 
     Args:
       process: Process with a computation `next`, such as a
@@ -259,9 +260,9 @@ def _unseen(trace: dataflow.Trace, reached: Collection[tuple[Any, ...]]) -> Iter
     for call in sorted(trace.released_twice):
         how = "one sum of clipped values for two releases"
         yield Leak(LeakKind.EXACT, (), trace.contributions[call], how, _REMEDY)
-    for call in sorted(trace.repeats_noise - trace.released_twice):
-        how = "two releases from the same state, so with the same noise"
-        remedy = "Give every aggregation a state of its own, or hand on what the last one returned."
+    for call in sorted(trace.shares_state - trace.released_twice):
+        how = "two releases from the same state, of which the accounting has one"
+        remedy = "Give every aggregation a state of its own."
         yield Leak(LeakKind.EXACT, (), trace.contributions[call], how, remedy)
 
 

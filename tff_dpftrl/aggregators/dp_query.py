@@ -133,7 +133,7 @@ class DPFTRLAverageQuery(tfp.SumAggregationDPQuery):
 
         Raises:
           ValueError: If a traced function would have the state as a constant, as one that
-            TFP's Keras optimizers make in `Model.fit`: its noise would repeat in every call.
+            TFP's Keras optimizers make in `Model.fit`: every call would be the same round.
             Or if the sums have other tensors or shapes than `record_specs`.
         """
         update, *scalars = sample_state
@@ -222,8 +222,9 @@ def _check_carried(round_index: Any) -> None:
     if not tf.is_symbolic_tensor(round_index):
         raise validation.UsageError(
             "global_state is a constant of the function that is being traced, so that every call "
-            "would have the same noise: hand the state in as an argument and return the new one, "
-            "or run eagerly (Keras: compile(..., run_eagerly=True))."
+            "would be the same round, without the noise of the strategy: hand the state in as an "
+            "argument and return the new one, or run eagerly (Keras: compile(..., "
+            "run_eagerly=True))."
         )
 
 

@@ -59,8 +59,8 @@ def register(
         reason = "its noise_multiplier is 0"
     elif deterministic_seed is not None:
         reason = "the seed of its noise is known (deterministic_seed)"
-    # The seed is not in the release's graph, so that one made with a known seed may have the
-    # same bytes as a private one; `note_seed` tells them apart, else neither counts as private.
+    # A release reads fresh bits of the operating system unless its seed is known, and so has
+    # another graph. If the graphs were the same, neither would count as private.
     clip_digest = digest(_compiled(clip))
     release_digest = digest(_compiled(release))
     contributions, totals = frozenset(contributions), frozenset(totals)
@@ -78,15 +78,6 @@ def _compiled(computation: tff_names.ConcreteComputation) -> tff_names.CompiledC
     if not isinstance(block, tff_names.CompiledComputation):
         raise TypeError(f"A TensorFlow computation is a compiled one, got {type(block)}.")
     return block
-
-
-def note_seed(deterministic_seed: int | None) -> None:
-    """Writes into the graph of a release whether the seed of its noise is known.
-
-    Call it in the function that becomes the `tff.tensorflow.computation`.
-    """
-    if deterministic_seed is not None:
-        tf.no_op(name="deterministic_seed")
 
 
 def digest(computation: tff_names.CompiledComputation) -> bytes:

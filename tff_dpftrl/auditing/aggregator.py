@@ -72,7 +72,6 @@ def audit_aggregator(
     value_type: Any = None,
     budget: GameBudget | None = None,
     resume: bool | playing.Resume = True,
-    repeats_rounds: bool | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> audit_report.AuditReport:
     """Tests whether what an aggregator releases is as private as it claims.
@@ -115,9 +114,6 @@ def audit_aggregator(
       resume: Whether runs are saved in the middle, as NumPy arrays, and resumed in a new
         process. A function from the saved state to the state to resume from tests how a program
         saves and loads it.
-      repeats_rounds: Whether a program may run a round again from its saved state, for example
-        after a crash; the round must then have the same noise. If None, True for this package's
-        factories, which promise it, and False for others.
       progress: Callback for progress lines.
 
     Returns:
@@ -142,14 +138,8 @@ def audit_aggregator(
         raise validation.UsageError(
             f"resume must be True, False or a function of a state, got {resume!r}."
         )
-    if not (repeats_rounds is None or isinstance(repeats_rounds, bool)):
-        raise validation.UsageError(
-            f"repeats_rounds must be True, False or None, got {repeats_rounds!r}."
-        )
-    stated_mechanism = mechanism_lib.Mechanism.of(aggregator_or_process)
-    if repeats_rounds is None:
-        repeats_rounds = stated_mechanism is not None
-    mechanism = stated_mechanism if mechanism is None else mechanism
+    if mechanism is None:
+        mechanism = mechanism_lib.Mechanism.of(aggregator_or_process)
     tested_claim = _claim(aggregator_or_process, claim, schema, mechanism)
     rng = np.random.default_rng(budget.seed)
     progress = progress or (lambda line: None)
@@ -157,7 +147,7 @@ def audit_aggregator(
     make = _maker(aggregator_or_process, mechanism, value_type, num_canaries)
     weight = 1.0 if mechanism is None else mechanism.client_weight
     player = playing.Player(make(), weight)
-    resumed = playing.Player(make(), weight) if resume else player
+    resumed = playing.Player(make(), weight, player.entropy) if resume else player
     audit = _Audit(
         player,
         resumed,
@@ -170,9 +160,7 @@ def audit_aggregator(
         rng,
         progress,
     )
-    findings, trade_off = audit.findings(
-        budget.trials, num_canaries, repeats_rounds, budget.error_rate
-    )
+    findings, trade_off = audit.findings(budget.trials, num_canaries, budget.error_rate)
     return audit_report.AuditReport(
         subject=_subject(aggregator_or_process, mechanism),
         claim=tested_claim,
@@ -200,7 +188,7 @@ class _Audit:
     history: list[playing.Played] = dataclasses.field(default_factory=list)
 
     def findings(
-        self, trials: int, num_canaries: int, repeats_rounds: bool, error_rate: float
+        self, trials: int, num_canaries: int, error_rate: float
     ) -> tuple[list[audit_report.Finding], audit_report.TradeOff | None]:
         """Runs all tests; the error rate is split evenly over those that may err."""
         without_clients, late = self._without_clients(error_rate / _PARTS)
@@ -217,7 +205,7 @@ class _Audit:
             findings.append(self._arithmetic())
         saved = [one.round_index for one in self.saved_states]
         looked = saved if is_replayable else saved[:1]
-        findings += self._covering(saved, probing.repeated_round(repeats_rounds))
+        findings += self._covering(saved, probing.round_executed_again())
         if self.resumes:
             findings += self._covering(saved, probing.resumed_round(self.resumed, self.resume))
         findings += self._covering(
@@ -303,6 +291,7 @@ class _Audit:
         for t in range(last):
             if t == last - 3 and last > played:  # Two rounds follow a saved state.
                 late = probes.SavedState(t, state, scale.largest_norm(before))
+            self.player.entropy.renew()
             before = self.player.next(state, [])
             state = before.state
             noise.add(t, scale.sums(before))

@@ -205,6 +205,7 @@ def play(
                 state, current = resume(playing.as_arrays(state)), resumed
             factor = plan.signal[t] * canary_norm(player, scale.largest_norm(played))
             cohort = _cohort(current, canaries, present[run], factor, sends_zeros, mechanism)
+            current.entropy.renew()
             played = current.next(state, cohort)
             state, sums = played.state, scale.sums(played)
             released[run, :, t] = canaries.projections(sums)

@@ -16,6 +16,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tff_dpftrl import execution
+from tff_dpftrl.execution import entropy as entropy_lib
 from tff_dpftrl.execution import federated_round
 from tff_dpftrl.learning import rounds
 from tff_dpftrl.private_round import aggregation as aggregation_lib
@@ -50,8 +51,8 @@ class Playable(NamedTuple):
       specs: Shapes and dtypes of an update's tensors.
       pack: Function from a list of these tensors to an update.
       weight_dtype: Dtype of a client's weight, which comes after its update; None without weights.
-      compiled: Function from a client's function of a flat vector, the vector's spec and a runner
-        to an object with `initialize` and `next`, and whether it is compiled.
+      compiled: Function from a client's function of a flat vector, the vector's spec, a runner and
+        repeated bits to an object with `initialize` and `next`, and whether it is compiled.
     """
 
     specs: Sequence[tf.TensorSpec]
@@ -76,7 +77,12 @@ def of_aggregation(
         state, average, measured = aggregation.release(state, plain, secure, shapes)
         return state, ([tf.cast(one, tf.float32) for one in average], measured)
 
-    def compiled(value: Any, spec: tf.TensorSpec, clients: execution.ClientRunner) -> Any:
+    def compiled(
+        value: Any,
+        spec: tf.TensorSpec,
+        clients: execution.ClientRunner,
+        entropy: entropy_lib.Repeated,
+    ) -> Any:
         round_ = federated_round.compose(
             initialize=lambda: aggregation.initial_state(shapes),
             client=(specs, tf.TensorSpec([], weight_dtype)) if weight_dtype else specs,
@@ -85,7 +91,7 @@ def of_aggregation(
             update=update,
         )
         process = execution.CompiledProcess(
-            round_, dataset_fn=value, tensor_spec=spec, clients=clients
+            round_, dataset_fn=value, tensor_spec=spec, clients=clients, entropy=entropy
         )
         return process, True
 
@@ -104,11 +110,19 @@ class Player:
         which clients are made of.
       is_weighted: Whether each client has a weight, the last number of its vector.
       is_compiled: Whether rounds run in this process, without TFF's executor.
+      entropy: Bits that compiled rounds read in place of the operating system's. Two rounds from
+        one state have the same noise until they are renewed, as for each round of a game.
     """
 
-    def __init__(self, played: Playable, client_weight: float = 1.0):
+    def __init__(
+        self,
+        played: Playable,
+        client_weight: float = 1.0,
+        entropy: entropy_lib.Repeated | None = None,
+    ):
         """Compiles the rounds, which takes a second."""
         self._played = played
+        self.entropy = entropy_lib.Repeated() if entropy is None else entropy
         self.sizes = [int(np.prod(spec.shape)) for spec in played.specs]
         self.significant_bits = [_SIGNIFICANT_BITS.get(spec.dtype, 24) for spec in played.specs]
         self.largest_value = min(
@@ -118,10 +132,13 @@ class Player:
         self.is_weighted = played.weight_dtype is not None
         self._client_weight = client_weight
         spec = tf.TensorSpec([self.dim + self.is_weighted], tf.float32)
-        self._process, self.is_compiled = played.compiled(self._value, spec, _InTurn())
+        self._process, self.is_compiled = played.compiled(
+            self._value, spec, _InTurn(), self.entropy
+        )
 
     def initialize(self) -> Any:
-        """Returns an initial state, with a new seed of the noise each time."""
+        """Returns an initial state, with a new seed of the noise each time, and renews the bits."""
+        self.entropy.renew()
         return self._process.initialize()
 
     def next(self, state: Any, clients: Iterable[np.ndarray | tf.Tensor]) -> Played:

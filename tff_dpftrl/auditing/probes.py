@@ -1,9 +1,10 @@
 """Probes of an aggregator: single rounds from saved states, most of them compared exactly.
 
-A process can be replayed if the same state and the same clients release the same bits. Two
-rounds from one state then share their noise, and differ by what the clients differ in: a probe
-measures what one client adds up to a rounding error, under any noise. Without replay, means
-over many rounds are compared, which is less sensitive.
+A process can be replayed if the same state, the same clients and the same bits of the operating
+system (`playing.Player.entropy`) release the same bits. Two rounds from one state then share their
+noise, and differ by what the clients differ in: a probe measures what one client adds up to a
+rounding error, under any noise. Without replay, means over many rounds are compared, which is less
+sensitive.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _ROUNDINGS = 4
 _SMALL_BLUR, _LARGEST_BLUR = 1e-3, 0.05
 """Rounding of the release over the allowed norm: from where it is reported; where no test is."""
 
+_EXECUTIONS = 4  # Of one round: a number of few bits may be the same by chance in two.
 _REPEATS = 200
 _FRESH_STATES = 3
 _NOBODY_REPEATS = 1200
@@ -110,7 +112,7 @@ class Probes:
         self._replayable: bool | None = None
 
     def is_replayable(self) -> bool:
-        """Returns whether the same state and the same clients release the same bits."""
+        """Returns whether two rounds from one state and the same clients release the same bits."""
         if self._replayable is None:
             self._replayable = all(
                 np.array_equal(self._release(saved).released, self._release(saved).released)
@@ -118,20 +120,31 @@ class Probes:
             )
         return self._replayable
 
-    def repeated_round(self, repeats_rounds: bool) -> audit_report.Finding:
-        """Tests that a round that is run again from its saved state has the same noise."""
-        test = "a round repeated from its state"
-        if self.is_replayable():
-            return audit_report.Finding(test, "consistent", "It has the same noise, bit by bit.")
-        says = (
-            "It has other noise: whoever sees both has two noised sums of one cohort, and by "
-            "averaging them noise that is smaller by √2."
-        )
-        if repeats_rounds:
-            return audit_report.Finding(test, "violated", says)
-        return audit_report.Finding(
-            test, "not tested", f"{says} Nobody says that a program repeats one (repeats_rounds)."
-        )
+    def round_executed_again(self) -> audit_report.Finding:
+        """Tests that a round that is executed again from its saved state has other noise."""
+        test = "a round executed again from its state"
+        for saved in self._saved:
+            executed = []
+            for _ in range(_EXECUTIONS):
+                self._player.entropy.renew()
+                executed.append(self._noised(self._release(saved)))
+            for first, *others in zip(*executed, strict=True):
+                if all(np.array_equal(first, other) for other in others):
+                    return audit_report.Finding(
+                        test,
+                        "violated",
+                        f"Round {saved.round_index + 1} has a tensor with the same noise, or none. "
+                        "Whoever goes on from a backup with other clients publishes the exact "
+                        "difference of two sums.",
+                    )
+        return audit_report.Finding(test, "consistent", "It has other noise in every tensor.")
+
+    def _noised(self, played: playing.Played) -> list[np.ndarray]:
+        """Returns the tensors that a round released, and the count of adaptive clipping."""
+        tensors = np.split(played.released, np.cumsum(self._player.sizes)[:-1])
+        if self._mechanism is not None and self._mechanism.count_stddev:
+            tensors.append(np.array([self._scale.count(played)]))
+        return [tensor for tensor in tensors if tensor.size]
 
     def resumed_round(
         self, resumed: playing.Player, resume: playing.Resume
@@ -168,8 +181,9 @@ class Probes:
         varying = int(np.sum(np.any(bits != bits[0], axis=0)))
         says = (
             f"{varying} of its {bits.shape[1]} bits differ between {_SEEDS} initialisations; who "
-            f"can search all their values can subtract the noise, and {_FEWEST_SEED_BITS} are too "
-            "many. A seed that is computed from fewer random bits is not seen."
+            "can search all their values can subtract noise that has no other bits, and "
+            f"{_FEWEST_SEED_BITS} are too many. A seed that is computed from fewer random bits is "
+            "not seen."
         )
         outcome = "consistent" if varying >= _FEWEST_SEED_BITS else "violated"
         return audit_report.Finding(test, outcome, says)

@@ -45,7 +45,7 @@ class _Parties:
             ledger_lib.Ledger.open(folder / f"party{i}.ledger", "audit", "")
             for i in range(len(keys))
         ]
-        self._rows = [rows_lib.Rows(noise, ledger.seed()) for ledger in self._ledgers]
+        self._rows = [rows_lib.Rows(noise, ledger) for ledger in self._ledgers]
         self._round_seed = np.array([1, 2], np.int64)  # The same in all rounds, which hides least.
 
     def __call__(
@@ -66,9 +66,11 @@ class _Parties:
 
         def give() -> vectors.Vector:
             made = vectors.zeros(demanded.layout)
-            integers, _ = self._rows[party].integers(row, self._round_seed)
+            first = ledger.next_row
+            integers, _, entropy = self._rows[party].integers(row, self._round_seed)
             made[_NOISED] = integers.astype(made[_NOISED].dtype)
-            ledger.give(ledger_lib.Given(row, name, session, None, demanded.least_devices, 0.0))
+            devices = demanded.least_devices
+            ledger.give(ledger_lib.Given(row, name, session, None, devices, 0.0, entropy), first)
             return made
 
         return noise_party.NoiseParty(demanded, session, self._keys[party], give, context=context)

@@ -1,5 +1,6 @@
-"""Exact probes of the steps of fine-tuning: a step is repeated with and without a unit.
+"""Exact probes of the steps of fine-tuning: a step is taken with and without a unit.
 
+Both read the same bits in place of the operating system's, and so have the same noise.
 `audit_steps` works for every way to sum clipped gradients, `ghost` included, since it looks only at
 what a step releases: the weights after a step of plain SGD, from the same weights each time.
 """
@@ -18,8 +19,10 @@ from tff_dpftrl import validation
 from tff_dpftrl.auditing import audit_report, defaults
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing.evidence import run_noise, worst_pattern
+from tff_dpftrl.execution import entropy as entropy_lib
 from tff_dpftrl.finetuning import clipped_sums, private_steps, run_privacy
 from tff_dpftrl.models import keras_versions
+from tff_dpftrl.private_round import seeds
 
 Build = Callable[[keras_versions.Optimizer], private_steps.PrivateSteps]
 """Function from an optimizer to the steps that are audited, without averaging of models."""
@@ -101,11 +104,12 @@ def audit_steps(
 ) -> audit_report.AuditReport:
     """Audits the steps of a fine-tuning run by what they release.
 
-    What one unit adds is the difference of a step with and without it from the same state, whose
-    noise is the same. Noise is the difference of the same step of two runs, whose sums are the
+    What one unit adds is the difference of a step with and without it from the same state, with
+    the same noise. Noise is the difference of the same step of two runs, whose sums are the
     same. The first and the last steps are taken with units, too; those in between only without.
     `rows` are of more units than are summed at once, some with gradients above the clip norm.
-    `build` is called with plain SGD. The claim is ε of the plan.
+    `build` is called with plain SGD, and makes steps whose graphs are traced here. The claim is ε
+    of the plan.
     """
     batch = _Batch(tf.nest.map_structure(np.asarray, rows), np.asarray(row_splits, np.int64))
     if batch.num_units < 1:
@@ -132,22 +136,28 @@ def audit_steps(
     def add(step: int, kind: str, one: np.ndarray, two: np.ndarray) -> None:
         noise.add(step, (one - two) / math.sqrt(2.0), kind)
 
-    empty, added, repeated = batch.of([]), {}, []
-    for step in range(plan.num_rounds):
-        if step not in looked:
-            add(step, " without units", *(run.go_on(empty) for run in runs))
-            continue
-        released = runs[0].release(batch)
-        repeated.append(bool(np.array_equal(released, runs[0].release(batch))))
-        if step in (looked[0], looked[-1]):
-            added[step] = _added(runs[0], batch, released)
-        add(step, " without units", *(run.release(empty) for run in runs))
-        add(step, " with units", *(run.go_on(batch) for run in runs))
+    empty, added, replayed, repeated = batch.of([]), {}, [], []
+    bits = entropy_lib.Repeated()
+    with seeds.reading(bits.path):
+        for step in range(plan.num_rounds):
+            bits.renew()
+            if step not in looked:
+                add(step, " without units", *(run.go_on(empty) for run in runs))
+                continue
+            released = runs[0].release(batch)
+            replayed.append(bool(np.array_equal(released, runs[0].release(batch))))
+            if step in (looked[0], looked[-1]):
+                added[step] = _added(runs[0], batch, released)
+            add(step, " without units", *(run.release(empty) for run in runs))
+            bits.renew()
+            one, two = (run.go_on(batch) for run in runs)
+            repeated.append(_has_same_tensor(released, one, runs[0].sizes))
+            add(step, " with units", one, two)
     rounding = 4.0 * float(np.linalg.norm(runs[0].rounding))
     covers = audit_report.Covered.of("non-empty steps", looked, plan.num_rounds)
     findings = (
-        dataclasses.replace(_repeats(repeated), covers=(covers,)),
-        _adds(added, rounding, plan.num_rounds),
+        dataclasses.replace(_executed_again(repeated), covers=(covers,)),
+        _adds(added if all(replayed) else {}, rounding, plan.num_rounds),
         *noise.findings("noise", "step", plan.num_rounds),
     )
     return audit_report.AuditReport(
@@ -170,17 +180,30 @@ def _added(run: _Stepper, batch: _Batch, released: np.ndarray) -> list[float]:
     return norms
 
 
-def _repeats(repeated: Sequence[bool]) -> audit_report.Finding:
-    test = "a step repeated from its state"
-    if all(repeated):
-        says = f"{len(repeated)} steps were repeated, bit by bit."
+def _has_same_tensor(one: np.ndarray, two: np.ndarray, sizes: Sequence[int]) -> bool:
+    """Checks whether any tensor was moved alike; a single weight may be so by chance."""
+    moved = (np.split(x, np.cumsum(sizes)[:-1]) for x in (one, two))
+    return any(np.array_equal(x, y) for x, y in zip(*moved, strict=True) if x.size > 1)
+
+
+def _executed_again(repeated: Sequence[bool]) -> audit_report.Finding:
+    test = "a step executed again from its state"
+    if not any(repeated):
+        says = f"{len(repeated)} steps had other noise in every tensor."
         return audit_report.Finding(test, "consistent", says)
-    says = f"{repeated.count(False)} of {len(repeated)} steps released something else."
+    says = (
+        f"{repeated.count(True)} of {len(repeated)} steps had a tensor with the same noise, or "
+        "none. Whoever goes on from a backup with other batches publishes the exact difference of "
+        "two sums."
+    )
     return audit_report.Finding(test, "violated", says)
 
 
 def _adds(added: dict[int, list[float]], rounding: float, num_steps: int) -> audit_report.Finding:
     test = "what one unit adds"
+    if not added:
+        says = "No two steps have the same noise, whatever bits they read."
+        return audit_report.Finding(test, "not tested", says)
     worst, step = max((max(norms), step) for step, norms in added.items())
     count = sum(map(len, added.values()))
     says = (

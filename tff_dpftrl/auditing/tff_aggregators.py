@@ -12,6 +12,7 @@ import tensorflow_federated as tff
 from tff_dpftrl import execution, validation
 from tff_dpftrl.aggregators import updates
 from tff_dpftrl.auditing import playing
+from tff_dpftrl.execution import entropy as entropy_lib
 from tff_dpftrl.execution import leaves, tff_names
 
 
@@ -67,10 +68,15 @@ def of_process(process: tff.templates.AggregationProcess) -> playing.Playable:
     weight_dtype = None if weight_type is None else tf.as_dtype(weight_type.dtype)
     joined = _of_one_argument(process, value_type, weight_type)
 
-    def compiled(value: Any, spec: tf.TensorSpec, clients: execution.ClientRunner) -> Any:
+    def compiled(
+        value: Any,
+        spec: tf.TensorSpec,
+        clients: execution.ClientRunner,
+        entropy: entropy_lib.Repeated,
+    ) -> Any:
         try:
             made = execution.compile_process(
-                joined, dataset_fn=value, tensor_spec=spec, clients=clients
+                joined, dataset_fn=value, tensor_spec=spec, clients=clients, entropy=entropy
             )
         except execution.NotCompilableError:
             return joined, False

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tff_dpftrl import validation
 from tff_dpftrl.cli import delta_flag, mechanism_flags, output, sampling_flags
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ is the looser conversion that older papers used. Text output rounds up.
 
 With --sampling, clients are drawn by the server in secret, and the guarantee rests on that: no
 separation is promised. --neighbours and --group-of add a line for other neighbouring data sets.
+
+A run that goes on more than once from the state after a round, as from a backup, releases more:
+with --branches and --fork-at all figures are of all branches together.
 """
 
 _EPILOG = """\
@@ -39,6 +43,10 @@ examples:
   # A run with adaptive clipping: restarts after 128 rounds and then every 1024.
   tff-dpftrl account --mechanism tree --noise-multiplier 7 --rounds 2000 --min-sep 300 \\
       --max-participations 7 --delta 1e-10 --first-restart 128 --restart-every 1024
+
+  # A backup of the state after 1,000 of 2,000 rounds was continued beside the run itself.
+  tff-dpftrl account --mechanism blt --noise-multiplier 7 --rounds 2000 --min-sep 300 \\
+      --delta 1e-10 --branches 2 --fork-at 1000
 
   # DP-SGD; and what it promises to two users who are replaced by others together.
   tff-dpftrl account --noise-multiplier 1 --rounds 2000 --sampling poisson \\
@@ -72,6 +80,19 @@ def add_parser(subparsers) -> None:
     delta_flag.add(parser)
     sampling_flags.add_arguments(parser, mechanism_flags.add_arguments(parser))
     sampling_flags.add_neighbours(parser)
+    parser.add_argument(
+        "--branches",
+        type=int,
+        metavar="N",
+        help="Number of times that the run goes on from the state after the first --fork-at "
+        "rounds.",
+    )
+    parser.add_argument(
+        "--fork-at",
+        type=int,
+        metavar="T",
+        help="Number of rounds that all --branches share. Each has noise of its own after them.",
+    )
     output.add_format(parser)
 
 
@@ -80,16 +101,47 @@ def run(args: argparse.Namespace) -> int:
     delta_flag.check(args.delta)
     neighbours = sampling_flags.neighbours_from(args)
     options = sampling_flags.options_from(args)
+    _check_branches(args, is_sampled=options is not None)
     if options is not None:
         strategy, sampling = sampling_flags.run_from(args, options)
         print_sampled(args, strategy, sampling, args.noise_multiplier, options, neighbours)
         return 0
     schema = mechanism_flags.schema_from(args)
-    claim = guarantee_of(
-        args, mechanism_flags.strategy_from(args, schema), schema, args.noise_multiplier
-    )
-    print_report(args, claim.to_dict(), claim, neighbours)
+    strategy = mechanism_flags.strategy_from(args, schema)
+    claim = guarantee_of(args, strategy, schema, args.noise_multiplier)
+    fork: dict[str, Any] = {}
+    if args.branches is not None:
+        from tff_dpftrl.mechanisms import branches
+
+        fork = {"num_branches": args.branches, "fork_at": args.fork_at}
+        joint = branches.sensitivity(strategy, schema, **fork)
+        claim = dataclasses.replace(claim, sensitivity=joint)
+    print_report(args, claim.to_dict() | fork, claim, neighbours)
     return 0
+
+
+def _check_branches(args: argparse.Namespace, *, is_sampled: bool) -> None:
+    """Refuses --branches and --fork-at if they are out of range, or do not fit other flags."""
+    if args.branches is None and args.fork_at is None:
+        return
+    if args.branches is None or args.fork_at is None:
+        raise validation.UsageError(
+            "--branches and --fork-at need each other: the number of branches, and the number of "
+            "rounds that they share."
+        )
+    validation.integer("--branches", args.branches, minimum=1)
+    validation.integer("--fork-at", args.fork_at, minimum=0)
+    if args.fork_at > args.rounds:
+        raise validation.UsageError(
+            f"--fork-at must be at most --rounds {args.rounds}, got {args.fork_at}."
+        )
+    if is_sampled:
+        rounds = args.fork_at + args.branches * (args.rounds - args.fork_at)
+        raise validation.UsageError(
+            "--branches is not for --sampling. For poisson and truncated, if each branch draws its "
+            f"cohorts anew, give --rounds {rounds}, the rounds of all branches. For others, leave "
+            "out --sampling, and give the separation and participations that clients keep to."
+        )
 
 
 def guarantee_of(
@@ -253,6 +305,12 @@ def print_report(
         "epsilon": f"{display.round_up(claim.epsilon)} at delta = {display.delta(claim.delta)}",
         "epsilon by RDP": f"{display.round_up(claim.epsilon_rdp)} (looser; as in older papers)",
     }
+    if "fork_at" in report:
+        lines["branches"] = (
+            f"all figures are of {report['num_branches']} branches together, which share the first "
+            f"{report['fork_at']} rounds and have independent noise after them; participation is "
+            "that in the shared rounds and any one branch"
+        )
     if claim.clip_norm_inflation != 1.0:
         lines["inflation"] = f"{claim.clip_norm_inflation:.8g} times the clip norm"
     if others:
@@ -260,7 +318,7 @@ def print_report(
     if claim.noise_multiplier == 0.0:
         print("No differential privacy guarantee: there is no noise.\n")
     print("\n".join(f"{name:15} {text}" for name, text in lines.items()))
-    if claim.noise_multiplier:
+    if claim.noise_multiplier and "fork_at" not in report:
         name, value = "mechanism", args.mechanism
         if args.strategy is not None:
             name, value = "strategy", shlex.quote(args.strategy)

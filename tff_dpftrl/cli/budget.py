@@ -23,8 +23,10 @@ Each ε of a statement is that of one run by itself. Whoever sees the models of 
 same people learns more. For who takes part in all of them, ρ of Gaussian mechanisms adds up, and
 the privacy loss distributions of runs that sampled in secret are convolved, where a statement has
 the parameters for it. ε and δ of other runs add up. The runs of `sweep --select` are one entry, of
-the ε of the choice, which is spent when they are drawn. Runs in folders that are not named here, or
-that were deleted, count too, and nobody can list them.
+the ε of the choice, which is spent when they are drawn. Folders that went on from one state of a
+run, such as a restored backup beside the original, are found by the states that their ledgers have
+committed to, and charged as branches of one run. Runs in folders that are not named here, or that
+were deleted, count too, and nobody can list them.
 
 The exit status is 0, or 3 if --max-epsilon is given and the total is above it or not known.
 """
@@ -122,8 +124,34 @@ def _as_json(budget: data_budget.Budget) -> dict[str, object]:
         "without_statement": list(map(str, budget.without_statement)),
         "not_found": list(budget.not_found),
         "not_compared": list(map(str, budget.not_compared)),
+        "forks": [
+            {
+                "folders": list(map(str, fork.folders)),
+                "shared_rounds": fork.shared_rounds,
+                "together": [run.to_json() for run in fork.spent],
+            }
+            for fork in budget.forks
+        ],
         "total": None if total is None else dataclasses.asdict(total),
     }
+
+
+def _fork_in_words(fork: data_budget.Fork) -> str:
+    """Describes folders that went on from one state, and how they are charged."""
+    from tff_dpftrl.accounting import display
+
+    spent, *others = fork.spent
+    if others:
+        charged = "each is charged by itself"
+    elif spent.epsilon is not None and spent.delta is not None:
+        charged = f"charged as one, {display.epsilon_at(spent.epsilon, spent.delta)}"
+    else:
+        charged = (
+            "nothing is promised, since one has no guarantee or their noise or samples may be the "
+            "same after they part"
+        )
+    names = ", ".join(map(str, fork.folders))
+    return f"{names} are of one run, of which they share {fork.shared_rounds} rounds: {charged}."
 
 
 def _print(budget: data_budget.Budget) -> None:
@@ -138,6 +166,8 @@ def _print(budget: data_budget.Budget) -> None:
         rows.append([str(folder), *cost])
     rows += [[str(folder), "?", "", ""] for folder in budget.without_statement]
     output.print_table(rows, left=0)
+    for fork in budget.forks:
+        print(f"\n{_fork_in_words(fork)}")
     total, number = budget.total, len(rows) - 1
     if total is None and not composition.of_one_unit(list(budget.runs.values())):
         print("\nNot all of them protect the same unit: nothing is promised for all together.")

@@ -182,13 +182,6 @@ def add_placement(group: argparse._ArgumentGroup) -> None:
         metavar="ADDRESS",
         help="A Ray cluster to use; without it, --ray-workers starts Ray on this machine.",
     )
-    group.add_argument(
-        "--memory-copies",
-        type=int,
-        metavar="N",
-        help="Number of copies of the model that may be kept in memory to make a tree's noise "
-        "faster; the noise is the same. Default: as many as fit into 320 MiB.",
-    )
 
 
 def given_options(
@@ -207,7 +200,7 @@ def table_options(args: argparse.Namespace) -> tables.TableOptions:
 
 def placement_from(args: argparse.Namespace) -> placement_lib.Placement:
     """Returns where clients work, by the flags of `add_placement`."""
-    return placement_lib.Placement(args.ray_workers, args.ray_address, args.memory_copies)
+    return placement_lib.Placement(args.ray_workers, args.ray_address)
 
 
 def merged_options(file: str | None, flags: Mapping[str, object]) -> dict[str, object]:

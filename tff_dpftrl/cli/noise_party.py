@@ -29,8 +29,8 @@ released; two protect from each other.
   tff-dpftrl noise-party status     what this party has given
 
 The folder holds key, seed and ledger. Run it on a machine that the server's operator does not
-control, and keep the folder secret. Never copy it or restore it from a backup: an older ledger does
-not know which noise was given, and noise that is given twice gives the sums away.
+control, and keep the folder secret. Do not go on from a copy or a backup of it: an older ledger
+does not know which noise was given. It gives other noise, but that costs epsilon once more.
 """
 
 _EPILOG = """\
@@ -165,7 +165,7 @@ def _run(args: argparse.Namespace) -> int:
         )
         first = ledger.next_row
         _progress(f"The next noise is that of round {first}.")
-        rows = rows_lib.Rows(promise.noise, ledger.seed(), folder / f"{digest[:16]}{_CHECKPOINT}")
+        rows = rows_lib.Rows(promise.noise, ledger, folder / f"{digest[:16]}{_CHECKPOINT}")
         party_lib.Party(connection, promise, ledger, rows, key).run(
             wait=time.sleep, progress=_progress
         )

@@ -355,8 +355,6 @@ def _placement_flags(args: argparse.Namespace) -> list[str]:
         flags.append(f"--ray-workers={args.ray_workers}")
     if args.ray_address is not None:
         flags.append(f"--ray-address={args.ray_address}")
-    if args.memory_copies is not None:
-        flags.append(f"--memory-copies={args.memory_copies}")
     return flags
 
 

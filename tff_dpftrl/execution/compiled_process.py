@@ -17,12 +17,8 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tff_dpftrl import validation
-from tff_dpftrl.execution import (
-    client_part,
-    draw_memory,
-    federated_round,
-    graph_function,
-)
+from tff_dpftrl.execution import client_part, federated_round, graph_function
+from tff_dpftrl.execution import entropy as entropy_lib
 
 if TYPE_CHECKING:
     import tensorflow_federated as tff
@@ -38,7 +34,7 @@ def compile_process(
     dataset_fn: Callable[[Any], Any] | None = None,
     tensor_spec: Any = None,
     clients: client_part.ClientRunner | None = None,
-    memory_copies: int | None = None,
+    entropy: entropy_lib.Repeated | None = None,
 ) -> CompiledProcess:
     """Compiles a process, so that its rounds run in this Python process.
 
@@ -82,10 +78,8 @@ def compile_process(
         no pipeline is built in Python for each client.
       tensor_spec: Structure of `tf.TensorSpec` of those tensors, for `dataset_fn`.
       clients: Runner of the clients; threads of this process if None.
-      memory_copies: Number of copies of the model that may be kept in this process to make a
-        tree's noise faster; as many as fit into 320 MiB if None. The noise has the same bits with
-        any number, and the state has the same parts. A tree with variance reduction over n rounds
-        uses 2 floor(log2 n); other mechanisms use none.
+      entropy: For tests and audits only: bits that every round reads in place of the operating
+        system's. Rounds from one state then have the same noise, and nothing is private.
 
     Returns:
       The process, with methods of the same names, arguments and results.
@@ -94,7 +88,7 @@ def compile_process(
       NotCompilableError: If it is no iterative process, has no MapReduceForm, or keeps state
         in TensorFlow resources that clients would share.
       ValueError: If `dataset_fn` does not make the process's datasets, or only one of it
-        and `tensor_spec` is given, or `memory_copies` is negative.
+        and `tensor_spec` is given.
     """
     _check_pair(dataset_fn, tensor_spec)
     from tff_dpftrl.execution import process_form, tff_names
@@ -110,7 +104,7 @@ def compile_process(
             dataset_fn=dataset_fn,
             tensor_spec=tensor_spec,
             clients=clients,
-            memory_copies=memory_copies,
+            entropy=entropy,
         )
 
 
@@ -146,7 +140,7 @@ class CompiledProcess:
         dataset_fn: Callable[[Any], Any] | None = None,
         tensor_spec: Any = None,
         clients: client_part.ClientRunner | None = None,
-        memory_copies: int | None = None,
+        entropy: entropy_lib.Repeated | None = None,
     ):
         """Traces the parts of a round.
 
@@ -155,15 +149,14 @@ class CompiledProcess:
           dataset_fn: Function from a client's tensors to its value, as for `compile_process`.
           tensor_spec: Structure of `tf.TensorSpec` of those tensors; None with datasets.
           clients: Runner of the clients; threads of this process if None.
-          memory_copies: Number of draws that are kept, as for `compile_process`.
+          entropy: Bits for tests and audits, as for `compile_process`.
 
         Raises:
           ValueError: If `dataset_fn` does not make the round's values, or only one of it and
-            `tensor_spec` is given, or `memory_copies` is negative.
+            `tensor_spec` is given.
           graph_function.UnsupportedGraphError: If a graph cannot be run in this way.
         """
         _check_pair(dataset_fn, tensor_spec)
-        memory = draw_memory.DrawMemory(memory_copies)
         # The round itself is not kept: it holds the initial weights, several times.
         self._state, self._client, self._output = round_.state, round_.client, round_.output
         self._result, self._accesses = round_.result, round_.accesses
@@ -175,8 +168,8 @@ class CompiledProcess:
         self._clients = client_part.ClientFunctions(client_part.ClientPart.of(round_, data))
         self._initialize: Callable[[], list[tf.Tensor]] | None = round_.initialize
         self._prepare = client_part.local(round_.prepare)
-        self._memory = memory  # It lasts as long as what uses it.
-        finish, specs = round_.finish(memory, answers_draws=True)
+        self._entropy = entropy  # Its file lasts as long as what reads it.
+        finish, specs = round_.finish(answers_draws=True, entropy=entropy)
         self._finish = client_part.traced(finish, specs, device=client_part.CPU)
         self._traced: dict[str, Callable[..., list[tf.Tensor]]] = {}
 

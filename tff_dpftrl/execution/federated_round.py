@@ -17,7 +17,8 @@ import tree
 from typing_extensions import override
 
 from tff_dpftrl import array_tensors, validation
-from tff_dpftrl.execution import draw_memory, graph_function, large_fills, secure_noise
+from tff_dpftrl.execution import entropy as entropy_lib
+from tff_dpftrl.execution import graph_function, large_fills, secure_noise
 from tff_dpftrl.private_round import secure_calls
 
 VARIANT = tf.TensorSpec([], tf.variant)
@@ -163,20 +164,21 @@ class FederatedRound:
     initialize_in_graph: Callable[[], list[tf.Tensor]] | None = None
 
     def finish(
-        self, memory: draw_memory.DrawMemory | None = None, *, answers_draws: bool = False
+        self, *, answers_draws: bool = False, entropy: entropy_lib.Repeated | None = None
     ) -> tuple[Callable[..., list[tf.Tensor]], list[tf.TensorSpec]]:
         """Builds the server's part of a round.
 
         The first result is a traceable function from the flat tensors of the server state, of the
         plain sums and of the secure sums (int64), in this order, to those of the new state and of
         the round's output. The second has the specs of its arguments. `answers_draws` says whether
-        the function is run in this process, which draws secure noise.
+        the function is run in this process, which draws secure noise. It reads `entropy` in place
+        of the operating system's bits, in tests and audits only.
         """
 
         def edit(graph_def: tf.compat.v1.GraphDef) -> None:
             large_fills.compute(graph_def)
-            if memory is not None:
-                memory.attach(graph_def)
+            if entropy is not None:
+                entropy.read_instead(graph_def)
             if answers_draws:
                 secure_noise.answer(graph_def)
 

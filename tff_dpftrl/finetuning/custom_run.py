@@ -10,7 +10,7 @@
 
 It is what `finetuning.run` is for text and the models of this package: every step is committed
 before the next one begins, and the same call goes on with a run that was interrupted, with the
-same batches and the same noise.
+same batches.
 """
 
 from __future__ import annotations

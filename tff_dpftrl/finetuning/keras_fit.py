@@ -2,8 +2,8 @@
 
 It is a run of its own and no `train_step`, because a promise needs what Keras' `fit` leaves open.
 `fit` draws another order in every epoch, so that an example's steps may lie side by side; it loses
-its place when it is interrupted, and would then add the same noise to other sums; its callbacks see
-models whose step is not on record yet. And a Keras optimizer sees a mean gradient, which is too
+its place when it is interrupted, and steps that are taken again would not be counted; its callbacks
+see models whose step is not on record yet. And a Keras optimizer sees a mean gradient, which is too
 late to clip. Here the order keeps a participation schema, and every step is committed first.
 """
 

@@ -115,6 +115,7 @@ class PrivateSteps:
         self._learning_rate = learning_rate
         self._release = tf.function(self._noised, autograph=False)
         self._release_tensor = tf.function(self._noised_tensor, autograph=False)
+        self._execute = tf.function(private_round.execute, autograph=False)
         self._goes_by_tensors = (
             sum(weight.size for weight in weights) >= _LARGE
             and private_round.is_separable
@@ -188,17 +189,20 @@ class PrivateSteps:
         done = int(self._optimizer.iterations)
         state = tf.nest.map_structure(tf.convert_to_tensor, state)
         total.reverse()
+        executed, after = self._execute(state)
         for position, variable in enumerate(self._variables):
-            given = state, tf.constant(position), total.pop()
+            given = state.round_index, executed, tf.constant(position), total.pop()
             # A call of the function itself would warn of so many shapes.
             gradient = self._release_tensor.get_concrete_function(*given)(*given)
             del given
             self._optimizer.iterations.assign(done)  # All tensors' steps are one.
             self._optimizer.apply_gradients([(gradient, variable)])
-        return self._round.after_tensors(state)
+        return after
 
-    def _noised_tensor(self, state: Any, position: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
-        mean = self._round.release_tensor(state, position, total)
+    def _noised_tensor(
+        self, index: tf.Tensor, executed: tf.Tensor, position: tf.Tensor, total: tf.Tensor
+    ) -> tf.Tensor:
+        mean = self._round.release_tensor(index, executed, position, total)
         return tf.cast(self._scale * mean, tf.float32)
 
     def _noised(self, state: Any, total: list[tf.Tensor]) -> tuple[Any, list[tf.Tensor]]:

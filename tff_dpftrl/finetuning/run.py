@@ -64,7 +64,7 @@ def finetune(
     """Fine-tunes a model with a user-level guarantee, and writes all results to a folder.
 
     Each step is committed before the next one begins, as in `training.run.train`: a run
-    killed at any moment goes on with the same batch and the same noise.
+    killed at any moment goes on from the last committed step, with the same batch.
 
     Args:
       config: Options of a new run, or None to go on with the run in `output`.

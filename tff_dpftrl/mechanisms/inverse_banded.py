@@ -137,7 +137,7 @@ class InverseBanded(strategy.Strategy):
 
     @override
     def memory_copies(self, num_rounds: int) -> int:
-        """Counts no tensors: past draws are made again from the seed."""
+        """Counts no tensors: past draws are made again from their seeds."""
         return 0
 
     @override

@@ -8,7 +8,7 @@ standard Gaussian draws z (later scaled by noise_multiplier · clip_norm).
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -63,44 +63,30 @@ class TreeNoise:
         """Number of rounds that the tree has fresh draws for."""
         return 2**self.num_levels - 1
 
-    def descent(self, dtype: type[np.number] = np.float32) -> TreeDescent:
-        """Computes the scales with which a tree with variance reduction is sampled top down.
+    def bottom_up(self) -> tuple[np.ndarray, np.ndarray]:
+        """Computes the weights with which a tree with variance reduction is sampled bottom up.
 
-        Args:
-          dtype: Dtype of the scales.
+        A round completes the right spine of a node V of level r: V, its right child and so on down
+        to the leaf. The estimate of a node of level h > 0 is v_h times its own draw plus 1 − v_h
+        times the estimates of its children; v_0 = 1, v_h = 2 v_{h−1} / (1 + 2 v_{h−1}). The own
+        draws of the spine are in no estimate that is used later but that of V, so that one Gaussian
+        replaces them: est(V) = own[r] · z + Σ_{l<r} left[r, l] · est(left child of level l).
 
         Returns:
-          Standard deviations and slopes, as `private_round.tree_kernels` derives them.
+          Weights own, float64 of shape [num_levels], and left, of shape [num_levels, num_levels]
+          and zero for l ≥ r.
         """
+        levels = self.num_levels
         variance = [1.0]
-        for _ in range(self.num_levels - 1):
+        while len(variance) < levels:
             variance.append(2 * variance[-1] / (1 + 2 * variance[-1]))
-        variance = np.asarray(variance)
-        node, child = variance[1:], variance[:-1]
-        left = child - node / 4
-        slope = -node / (4 * child - node)
-        return TreeDescent(
-            np.sqrt(variance).astype(dtype),
-            np.sqrt(left).astype(dtype),
-            slope.astype(dtype),
-            np.sqrt(left * (1 - slope**2)).astype(dtype),
-        )
-
-
-class TreeDescent(NamedTuple):
-    """Scales of the draws of a tree with variance reduction.
-
-    Attributes:
-      root_stddev: Standard deviation of the estimate of a root, by its level.
-      left_stddev: Standard deviation of U at a node; entry h − 1 is of level h, as below.
-      slope: Regression coefficient κ of W on U.
-      right_stddev: Standard deviation of the part of W that is independent of U.
-    """
-
-    root_stddev: np.ndarray
-    left_stddev: np.ndarray
-    slope: np.ndarray
-    right_stddev: np.ndarray
+        own, left = np.ones(levels), np.zeros([levels, levels])
+        for r in range(1, levels):
+            below = 1 - variance[r]
+            own[r] = np.hypot(variance[r], below * own[r - 1])
+            left[r, :r] = below * left[r - 1, :r]
+            left[r, r - 1] = below
+        return own, left
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,16 +111,16 @@ class BandedNoise:
 
 @dataclasses.dataclass(frozen=True)
 class InverseBandedNoise:
-    """Recipe of noise by the rows of C⁻¹; past draws are regenerated.
+    """Recipe of noise by the rows of C⁻¹; past draws are made again.
 
     ẑ_t = Σ_{j=0..min(t, bands−1)} row_t[j] z_{t−j}, row_t[j] = C⁻¹[t, t − j].
 
     Attributes:
       rows: Rows of C⁻¹ by lag: either one row for all rounds (Toeplitz C⁻¹), or one row a
         round (general C; row t then has t + 1 entries or fewer).
-      rounds_at_once: Number B of rounds whose noise is computed together, in rounds 0, B, 2B,
-        ..., and kept until it is their turn. The noise is the same, bit for bit; a draw is
-        made once for B rounds. With 1 nothing is kept.
+      rounds_at_once: Number B of rounds whose sums over the draws before them are made together,
+        in rounds 0, B, 2B, ..., and kept until it is their turn: a past draw is made again once
+        for B rounds. The noise is the same, bit for bit. With 1 nothing is kept.
     """
 
     rows: tuple[tuple[float, ...], ...]
@@ -199,6 +185,19 @@ def is_sum_of_draws(recipe: NoiseRecipe) -> bool:
     block, _ = blocks(recipe)
     is_plain_tree = isinstance(block, TreeNoise) and not block.variance_reduction
     return isinstance(block, IdentityNoise) or is_plain_tree
+
+
+def state_is_of_0_4(recipe: NoiseRecipe) -> bool:
+    """Checks whether the noise's state has the form of release 0.4, so that such runs go on.
+
+    Args:
+      recipe: Recipe, with restarts or without.
+
+    Returns:
+      True where all past noise that later rounds need is in the buffer, and no seed of past draws.
+    """
+    block, _ = blocks(recipe)
+    return isinstance(block, IdentityNoise | BufferedNoise | BandedNoise)
 
 
 def beyond_horizon(max_rounds: int) -> str:

@@ -226,9 +226,9 @@ class Tree(_TreeStrategy):
 
     @override
     def memory_copies(self, num_rounds: int) -> int:
-        """Counts no tensors: node estimates are drawn again, from the root down."""
+        """Counts the estimates that are kept, one a level; without them, nodes are drawn again."""
         self._check(num_rounds)
-        return 0
+        return self.num_levels if self.variance_reduction else 0
 
     @override
     def to_dict(self) -> dict[str, Any]:

@@ -6,8 +6,9 @@ a library, whose order of summation may depend on the number of threads.
 
 from __future__ import annotations
 
+import abc
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
@@ -19,25 +20,25 @@ from tff_dpftrl.mechanisms import noise_recipe
 Draw: TypeAlias = Callable[[int], np.ndarray]
 """Function from i ≥ 0 to a new array: the i-th float32 vector of independent N(0, 1)."""
 
-Terms: TypeAlias = Sequence[tuple[int, float]]
-"""Pairs (index of a draw, its weight), at least one."""
 
-
-class Kernel:
-    """Kernel of a recipe whose noise is a weighted sum of draws; it keeps nothing."""
+class Kernel(abc.ABC):
+    """Noise of a recipe. Every round makes one new draw; some make earlier ones again."""
 
     num_buffers: int = 0
     """Number of vectors kept between rounds, the rows of the buffer."""
 
-    def __init__(self, terms: Callable[[int], Terms]):
-        """Initialises the kernel.
+    num_seeds: int = 0
+    """Number of draws that later rounds may make again, at most: their seeds are kept."""
 
-        Args:
-          terms: Function from the round within its block to the draws of its noise; no lambda,
-            so that streams can be pickled.
-        """
-        self._terms = terms
+    def new_draw(self, t: int) -> int:
+        """Returns the index of the new draw of a round."""
+        return t
 
+    def slot(self, index: int) -> int:
+        """Returns the place of a draw's seed among the `num_seeds`, until another draw takes it."""
+        return index % self.num_seeds
+
+    @abc.abstractmethod
     def step(self, buffer: np.ndarray, t: int, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
         """Computes the noise of one round.
 
@@ -46,17 +47,19 @@ class Kernel:
         Args:
           buffer: float32 array of shape [num_buffers, size]; ignored in round 0.
           t: Index of the round within its block, from 0.
-          draw: Draws of this block; the same i always gives the same vector of shape [size].
+          draw: Draws of this block, of shape [size]: the new one, and those whose seeds are kept.
 
         Returns:
           The noise, a new float32 array of shape [size], and the buffer after the round.
         """
-        (index, weight), *others = self._terms(t)
-        noise = draw(index)
-        noise *= np.float32(weight)
-        for index, weight in others:
-            noise += np.float32(weight) * draw(index)
-        return noise, buffer
+
+
+class IdentityKernel(Kernel):
+    """Kernel of independent noise."""
+
+    @override
+    def step(self, buffer, t, draw):
+        return draw(t), buffer
 
 
 class BufferedKernel(Kernel):
@@ -102,7 +105,7 @@ class BandedKernel(Kernel):
 
     @override
     def step(self, buffer, t, draw):
-        row = _row(self._rows, t)
+        row = self._rows[0] if len(self._rows) == 1 else self._rows[t]
         noise = draw(t)
         noise *= np.float32(1 / row[0])
         for lag in range(1, min(t + 1, len(row))):
@@ -112,8 +115,13 @@ class BandedKernel(Kernel):
         return noise, buffer
 
 
-class BlockKernel(Kernel):
-    """Kernel that sums over the rows of C⁻¹ for a block of rounds at a time, and keeps it."""
+class InverseBandedKernel(Kernel):
+    """Kernel that sums over a row of C⁻¹; the draws of earlier rounds are made again.
+
+    In a block of B > 1 rounds the earlier draws are made once, in its first round, and summed for
+    each of its rounds. Every round adds its own draw to the sums of itself and of the later ones.
+    So each sum is from the earliest draw on, for any B, and no draw is made before its round.
+    """
 
     def __init__(self, recipe: noise_recipe.InverseBandedNoise):
         """Initialises the kernel.
@@ -122,24 +130,84 @@ class BlockKernel(Kernel):
           recipe: Rows of C⁻¹, and the number of rounds in a block.
         """
         self._rows = recipe.rows
+        self._block = recipe.rounds_at_once
         self._max_rounds = recipe.max_rounds
-        self.num_buffers = recipe.rounds_at_once
+        self.num_buffers = self._block if self._block > 1 else 0
+        self.num_seeds = max(map(len, recipe.rows))
 
     @override
     def step(self, buffer, t, draw):
-        position = t % self.num_buffers
-        if position == 0:
-            buffer = np.zeros_like(buffer)
-            end = min(t + self.num_buffers, self._max_rounds or t + self.num_buffers)
-            rows = [_row(self._rows, s)[: s + 1] for s in range(t, end)]
-            earliest = min(s - len(row) + 1 for s, row in enumerate(rows, t))
-            # From the latest draw backwards, in which order a round alone has its sum, too.
-            for index in range(end - 1, earliest - 1, -1):
-                drawn = draw(index)
-                for s in range(max(t, index), end):
-                    if s - index < len(rows[s - t]):
-                        buffer[s - t] += np.float32(rows[s - t][s - index]) * drawn
-        return buffer[position].copy(), buffer
+        position = t % self._block
+        end = t - position + self._block
+        if self._max_rounds is not None:
+            end = min(end, self._max_rounds)
+        rows = [self._rows[s if len(self._rows) > 1 else 0][: s + 1] for s in range(t, end)]
+        first = t
+        if position:
+            sums = buffer.copy()
+        else:
+            sums = np.zeros([self._block, buffer.shape[1]], buffer.dtype)
+            first = min(s - len(row) + 1 for s, row in enumerate(rows, t))
+        for index in range(first, t + 1):
+            drawn = draw(index)
+            for s, row in enumerate(rows, t):
+                if s - index < len(row):
+                    sums[s % self._block] += np.float32(row[s - index]) * drawn
+        return sums[position].copy(), sums if self.num_buffers else buffer
+
+
+class TreeKernel(Kernel):
+    """Kernel of tree aggregation, where the estimate of a node is its own draw."""
+
+    def __init__(self, recipe: noise_recipe.TreeNoise):
+        """Initialises the kernel.
+
+        Args:
+          recipe: Number of levels.
+        """
+        self.num_seeds = recipe.num_levels
+
+    @override
+    def new_draw(self, t):
+        level = _trailing_ones(t)
+        return level * noise_recipe.LEVEL_STRIDE + (t >> level)
+
+    @override
+    def slot(self, index):
+        return index // noise_recipe.LEVEL_STRIDE
+
+    @override
+    def step(self, buffer, t, draw):
+        noise = draw(self.new_draw(t))
+        for level in range(_trailing_ones(t)):  # The left siblings, which leave the sum.
+            noise -= draw(level * noise_recipe.LEVEL_STRIDE + (t >> level) - 1)
+        return noise, buffer
+
+
+class ReducedTreeKernel(Kernel):
+    """Kernel of tree aggregation with variance reduction; it keeps one estimate for each level."""
+
+    def __init__(self, recipe: noise_recipe.TreeNoise):
+        """Initialises the kernel.
+
+        Args:
+          recipe: Number of levels.
+        """
+        self.num_buffers = recipe.num_levels
+        self._own, self._left = (weights.astype(np.float32) for weights in recipe.bottom_up())
+
+    @override
+    def step(self, buffer, t, draw):
+        level = _trailing_ones(t)
+        estimate = draw(t)
+        estimate *= self._own[level]
+        for below, weight in enumerate(self._left[level, :level]):
+            estimate += weight * buffer[below]
+        noise = estimate.copy()
+        for left in buffer[:level]:
+            noise -= left
+        buffer[level] = estimate
+        return noise, buffer
 
 
 @functools.singledispatch
@@ -161,7 +229,7 @@ def build(recipe: noise_recipe.BlockRecipe) -> Kernel:
 @build.register
 def _(recipe: noise_recipe.IdentityNoise) -> Kernel:
     del recipe  # It has no parameters.
-    return Kernel(_identity_terms)
+    return IdentityKernel()
 
 
 @build.register
@@ -176,69 +244,13 @@ def _(recipe: noise_recipe.BandedNoise) -> Kernel:
 
 @build.register
 def _(recipe: noise_recipe.InverseBandedNoise) -> Kernel:
-    if recipe.rounds_at_once > 1:
-        return BlockKernel(recipe)
-    return Kernel(functools.partial(_inverse_banded_terms, recipe.rows))
+    return InverseBandedKernel(recipe)
 
 
 @build.register
 def _(recipe: noise_recipe.TreeNoise) -> Kernel:
-    if recipe.variance_reduction:
-        terms = functools.partial(_reduced_tree_terms, recipe.num_levels, recipe.descent())
-        return Kernel(terms)
-    return Kernel(_tree_terms)
-
-
-def _row(rows: Sequence[Sequence[float]], t: int) -> Sequence[float]:
-    """Returns the row of round t: the only one, or that with its number."""
-    return rows[0] if len(rows) == 1 else rows[t]
-
-
-def _identity_terms(t: int) -> Terms:
-    return [(t, 1.0)]
-
-
-def _inverse_banded_terms(rows: Sequence[Sequence[float]], t: int) -> Terms:
-    return [(t - lag, entry) for lag, entry in enumerate(_row(rows, t)[: t + 1])]
+    return ReducedTreeKernel(recipe) if recipe.variance_reduction else TreeKernel(recipe)
 
 
 def _trailing_ones(t: int) -> int:
     return (~t & (t + 1)).bit_length() - 1
-
-
-def _tree_terms(t: int) -> Terms:
-    """Returns the nodes whose noise is new in round t, less those that leave the sum."""
-    completed = _trailing_ones(t)
-    top = (completed * noise_recipe.LEVEL_STRIDE + (t >> completed), 1.0)
-    return [
-        *(
-            (level * noise_recipe.LEVEL_STRIDE + (t >> level) - 1, -1.0)
-            for level in range(completed)
-        ),
-        top,
-    ]
-
-
-def _reduced_tree_terms(num_levels: int, scales: noise_recipe.TreeDescent, t: int) -> Terms:
-    """Returns the draws of Honaker's estimates; `private_round.tree_kernels` has the formula."""
-    completed = _trailing_ones(t)
-    # The rounds of the horizon 2^num_levels − 1 form complete trees of falling height; as many
-    # leading ones of t as there are trees before its own.
-    height = (2**num_levels - 1 - t).bit_length() - 1
-    root = (num_levels + height) * noise_recipe.LEVEL_STRIDE
-    terms = [(root, scales.root_stddev[height] * np.float32(2.0**-height))]
-    right_terms = []
-    for level in range(1, height + 1):
-        scale = 2.0 ** (1 - level)
-        if level <= completed:
-            u_weight, w_weight = -1.0, scale - 1.0
-        else:
-            goes_right = t >> (level - 1) & 1
-            u_weight, w_weight = (0.0, scale) if goes_right else (scale, 0.0)
-        of_node = level - 1
-        left = (u_weight + w_weight * scales.slope[of_node]) * scales.left_stddev[of_node]
-        right = w_weight * scales.right_stddev[of_node]
-        node = level * noise_recipe.LEVEL_STRIDE + 2 * (t >> level)
-        terms.append((node, left))
-        right_terms.append((node + 1, right))
-    return [(index, weight) for index, weight in terms + right_terms if weight != 0.0]

@@ -44,7 +44,7 @@ STEP = 2.0**-STEP_BITS
 """Grid of the draws: standard Gaussians are rounded to multiples of it."""
 
 _LABEL = b"tff_dpftrl secure noise 1"
-_RADII, _ANGLES, _FURTHER, _BLUR = range(4)  # Parts of a draw's keystream, 2^64 blocks apart.
+_RADII, _ANGLES, _FURTHER = range(3)  # Parts of a draw's keystream, 2^64 blocks apart.
 _CHUNK = 1 << 14  # Pairs at a time: what fits into a core's cache, and enough for a thread.
 _PI = decimal.Decimal(
     "3.1415926535897932384626433832795028841971693993751058209749445923078164062862089986280348"
@@ -102,19 +102,8 @@ def words(draw_key: bytes, part: int, first: int, size: int) -> np.ndarray:
     return np.frombuffer(stream, "<u8")
 
 
-def normal(
-    seed: bytes,
-    path: Sequence[int],
-    size: int,
-    scale: float = 1.0,
-    *,
-    is_blurred: bool = False,
-) -> np.ndarray:
+def normal(seed: bytes, path: Sequence[int], size: int, scale: float = 1.0) -> np.ndarray:
     """Draws independent Gaussians, rounded to multiples of `STEP`.
-
-    A blur is the sum of two numbers that are uniform over 2⁻²⁰, in steps of 2⁻⁵²: 2¹² multiples of
-    `STEP`, so that the grid of the Gaussians is not left in the law of the sum. The blur is
-    independent of all data: to add it to noise is post-processing.
 
     Args:
       seed: Root seed, 32 bytes.
@@ -122,10 +111,9 @@ def normal(
       size: Number of Gaussians.
       scale: Standard deviation of the Gaussians before they are rounded, from -2^16 to 2^16: a
         negative one mirrors them.
-      is_blurred: Whether to blur them after they were rounded.
 
     Returns:
-      float64 array of shape [size], of exact multiples of `STEP` without a blur.
+      float64 array of shape [size], of exact multiples of `STEP`.
 
     Raises:
       ValueError: If the scale is out of range.
@@ -138,9 +126,6 @@ def normal(
     def fill(start: int) -> None:
         end = min(start + _CHUNK, pairs)
         _fill(draw_key, start, scale, drawn[:, start:end])
-        if is_blurred:
-            for index, one in enumerate(drawn):
-                one[start:end] += _blur(draw_key, index * (pairs + pairs % 2) + start, end - start)
 
     in_threads(fill, range(0, pairs, _CHUNK))
     return drawn.reshape(-1)[:size]
@@ -204,16 +189,6 @@ def _fill(draw_key: bytes, start: int, scale: float, drawn: np.ndarray) -> None:
             if multiple is None:
                 multiple = _decided_by_all_bits(draw_key, start + place, *leading, index, scale)
             drawn[index, place] = multiple * STEP
-
-
-def _blur(draw_key: bytes, first: int, size: int) -> np.ndarray:
-    """Draws sums of two numbers, uniform in (-2⁻²¹, 2⁻²¹) each; `first` is an even number."""
-    drawn = words(draw_key, _BLUR, first, size)
-    total = (drawn >> np.uint64(32)) + (drawn & np.uint64(2**32 - 1))
-    blur = total.view(np.int64).astype(np.float64)
-    blur -= 2.0**32 - 1
-    blur *= 2.0**-52
-    return blur
 
 
 def _decided(u: int, v: int, index: int, scale: float) -> int | None:

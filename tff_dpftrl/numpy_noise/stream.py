@@ -28,7 +28,7 @@ from tff_dpftrl.numpy_noise import kernels, philox
 from tff_dpftrl.participation import schema as schema_lib
 
 _UPDATE_STREAM = 0  # That of the updates in `private_round`.
-_VERSION = 1  # Raised with every change after which a state would go on with other noise.
+_VERSION = 2  # Raised with every change after which a state has another form.
 _STDDEVS = (1e-30, 1e30)  # Outside these, float32 noise comes near the ends of its range.
 _RESUME = "Give the state that NoiseStream.state returned."
 
@@ -41,12 +41,17 @@ class NoiseStream:
     The sensitivity is covered if no user adds more than `clip_norm` (L2, all tensors together)
     to the sum of a round.
 
-    It is the noise that an aggregator with the same strategy and seed adds: the random words
-    are equal bit for bit, the noise up to float32 rounding. On one machine with one version
-    of NumPy, a stream that goes on from a state repeats its noise bit for bit.
+    Every call of `next` draws from fresh bits of the operating system. If a run goes on twice from
+    one state, the new draws of the two *branches* are independent, and what the branches cost adds
+    up (docs/explanation/participation.md).
 
-    A stream holds the seed of its noise: whoever reads the object, a pickle of it or its state
-    can subtract the noise.
+    A stream holds past noise, or the seeds that it is drawn from again: whoever reads the object,
+    a pickle of it or its state can subtract noise.
+
+    With a given seed, which is for tests, the noise is a function of seed and round. It is the
+    noise that an aggregator with the same strategy and seed adds: the random words are equal bit
+    for bit, the noise up to float32 rounding. On one machine with one version of NumPy, a stream
+    that goes on from a state repeats it bit for bit.
 
     Attributes:
       strategy: Strategy C that correlates the noise of different rounds.
@@ -74,7 +79,7 @@ class NoiseStream:
           template: List or dict of the tensors that get noise: arrays of floats, of any
             framework, or their shapes. Their order counts, that of a dict's items too.
           seed: Seed of all noise, an integer in [0, 2^128), for tests only: a reader who knows
-            it can subtract the noise. From the operating system if None.
+            it can subtract the noise. If None, every round has fresh bits of the operating system.
 
         Raises:
           ValueError: If an argument cannot be used.
@@ -89,15 +94,19 @@ class NoiseStream:
                 f"{_STDDEVS[1]}, got {stddev}: rescale the updates and the clip norm."
             )
         self.seed_is_known = validation.seed("seed", seed) is not None
-        self._seed = secrets.randbits(128) if seed is None else operator.index(seed)
+        seed = secrets.randbits(128) if seed is None else operator.index(seed)
         self._names, self._shapes = _names_and_shapes(template)
         self._sizes = [int(np.prod(shape)) for shape in self._shapes]
         recipe, self._starts = noise_recipe.blocks(strategy.noise_recipe())
         self._kernel = kernels.build(recipe)
         self._max_block = getattr(recipe, "max_rounds", None)
         buffer = np.zeros([self._kernel.num_buffers, sum(self._sizes)], np.float32)
-        # Both in one attribute: a call that is interrupted has changed both or neither.
-        self._position = (0, buffer)
+        # The seed of the run, then those of past draws that later rounds may make again.
+        seeds = np.tile(
+            np.array(philox.seed_from_int(seed), np.uint32), [1 + self._kernel.num_seeds, 1]
+        )
+        # All in one attribute: a call that is interrupted changes nothing that the next one reads.
+        self._position = (0, buffer, seeds)
 
     @property
     def round_index(self) -> int:
@@ -106,8 +115,12 @@ class NoiseStream:
 
     @property
     def noise_fingerprint(self) -> str:
-        """Fingerprint of the next round's noise, for `Ledger.begin_round`; it tells no seed."""
-        text = f"tff_dpftrl noise of round {self.round_index} from seed {self._seed}"
+        """Fingerprint of the stream before its next round, for `Ledger.begin_round`.
+
+        It tells no seed. A round that is executed again has the same, though other noise.
+        """
+        round_index, _, seeds = self._position
+        text = f"tff_dpftrl noise of round {round_index} from seed {seeds[0].tolist()}"
         return hashlib.sha256(text.encode()).hexdigest()
 
     def next(self, round_index: int) -> Any:
@@ -127,43 +140,50 @@ class NoiseStream:
         Raises:
           ValueError: If it is not this round's turn, or the strategy has no such round.
         """
-        expected, buffer = self._position
+        expected, buffer, seeds = self._position
         if validation.integer("round_index", round_index) != expected:
             raise validation.UsageError(
                 f"round_index must be {expected}, the next round of this stream, got "
-                f"{round_index}: every round has its noise once. To go on after a crash, restore "
-                "model and stream from one checkpoint and repeat the round with its cohort."
+                f"{round_index}: the noise of a round fits the rounds that the stream has drawn "
+                "for. To go on after a crash, restore model and stream from one checkpoint."
             )
         block = bisect.bisect_right(self._starts, expected) - 1
         t = expected - self._starts[block]
         for index, limit in ((expected, self.strategy.max_rounds), (t, self._max_block)):
             if limit is not None and index >= limit:
                 raise validation.UsageError(noise_recipe.beyond_horizon(limit))
-        root = philox.derive(philox.seed_from_int(self._seed), _UPDATE_STREAM)
-        block_seed = philox.derive(root, block)
-        seeds = [philox.derive(block_seed, position) for position in range(len(self._sizes))]
+        kernel, executed = self._kernel, seeds[0]
+        if not self.seed_is_known:
+            fresh = philox.seed_from_int(secrets.randbits(128))
+            executed = executed ^ np.array(fresh, np.uint32)
+        if kernel.num_seeds:
+            seeds[1 + kernel.slot(kernel.new_draw(t))] = executed
 
         def draw(index: int) -> np.ndarray:
-            pairs = zip(seeds, self._sizes, strict=True)
-            return np.concatenate(
-                [philox.normal(philox.derive(seed, index), size) for seed, size in pairs]
-            )
+            words = seeds[1 + kernel.slot(index)] if kernel.num_seeds else executed
+            root = philox.derive(tuple(words.tolist()), _UPDATE_STREAM)
+            block_seed = philox.derive(root, block)
+            parts = [
+                philox.normal(philox.derive(philox.derive(block_seed, position), index), size)
+                for position, size in enumerate(self._sizes)
+            ]
+            return np.concatenate(parts)
 
-        unit, buffer = self._kernel.step(buffer, t, draw)
+        unit, buffer = kernel.step(buffer, t, draw)
         stddev = np.float64(self.noise_multiplier * self.clip_norm)
         scaled = np.empty_like(unit)
         np.multiply(unit, stddev, out=scaled, dtype=np.float64, casting="same_kind")
         parts = np.split(scaled, np.cumsum(self._sizes)[:-1])
         noise = [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
-        self._position = (expected + 1, buffer)
+        self._position = (expected + 1, buffer, seeds)
         return noise if self._names is None else dict(zip(self._names, noise, strict=True))
 
     def state(self) -> dict[str, np.ndarray]:
         """Returns everything that `from_state` needs to go on with the next round.
 
-        The state is secret: it holds the seed. Save it in one file with the model that the
-        drawn rounds have made, before that model is released. A round that is drawn again
-        after a crash must have the same cohort; `Ledger` refuses another one.
+        The state is secret: it holds past noise, or the seeds of it. Save it in one file with the
+        model that the drawn rounds have made, before that model is released. A round that crashed
+        before that has shown nothing, and is executed again with other noise at no cost.
 
         Returns:
           New arrays by name, for `numpy.savez` and the like.
@@ -171,10 +191,11 @@ class NoiseStream:
         Raises:
           ValueError: If the strategy is of a class that cannot be written; pickle the stream.
         """
-        round_index, buffer = self._position
+        round_index, buffer, seeds = self._position
         return {
             "round_index": np.array(round_index, np.int64),
-            "seed": np.array(philox.seed_from_int(self._seed), np.uint32),
+            # In the shape that version 1 had, where no past draw is made again.
+            "seed": seeds.copy() if self._kernel.num_seeds else seeds[0].copy(),
             "buffer": buffer.copy(),
             "parameters": np.array(self._parameters),
         }
@@ -198,26 +219,26 @@ class NoiseStream:
     def from_state(cls, state: Mapping[str, Any]) -> NoiseStream:
         """Makes the stream that returned a state, before its next round.
 
+        What both draw from there on is independent, unless the seed was given: if both go on, they
+        are two branches, whose costs add up.
+
         Args:
           state: Arrays that `state` returned, or the archive that `numpy.load` reads.
 
         Returns:
-          The stream; what it draws is what the other one would have drawn.
+          The stream.
 
         Raises:
           ValueError: If this is no such state, or one of another version.
         """
         try:
             values = json.loads(np.asarray(state["parameters"]).item())
-            if values["version"] != _VERSION:
-                raise validation.UsageError(
-                    f"state is of version {values['version']} and this package draws version "
-                    f"{_VERSION}: go on with the version of tff_dpftrl that began the run."
-                )
+            version = values["version"]
+            if version not in (1, _VERSION):
+                raise _of_other_version(version)
             round_index = np.asarray(state["round_index"]).item()
-            words = np.asarray(state["seed"])
-            if words.dtype != np.uint32 or words.shape != (4,):
-                raise ValueError("the seed must be four words of uint32")
+            # Version 1, which kept no seeds of past draws, has a vector.
+            seeds = np.array(state["seed"], ndmin=2)
             buffer = np.array(state["buffer"], np.float32)
             if not np.all(np.isfinite(buffer)):
                 raise ValueError("the buffer must be finite")
@@ -237,22 +258,29 @@ class NoiseStream:
             noise_multiplier=noise_multiplier,
             clip_norm=clip_norm,
             template=template,
-            seed=sum(word << 32 * place for place, word in enumerate(words.tolist())),
+            seed=0,  # Until its own is set below.
         )
         stream.seed_is_known = seed_is_known
-        if buffer.shape != stream._position[1].shape:
-            raise validation.UsageError(
-                f"state is damaged: its buffer has shape {buffer.shape}, not "
-                f"{stream._position[1].shape}. {_RESUME}"
-            )
-        stream._position = (validation.integer("round_index", round_index, minimum=0), buffer)
+        if version == 1 and not noise_recipe.state_is_of_0_4(stream.strategy.noise_recipe()):
+            raise _of_other_version(version)
+        for name, array, new in zip(
+            ("buffer", "seed"), (buffer, seeds), stream._position[1:], strict=True
+        ):
+            if (array.dtype, array.shape) != (new.dtype, new.shape):
+                raise validation.UsageError(
+                    f"state is damaged: {name} must be {new.dtype} of shape {new.shape}, got "
+                    f"{array.dtype} of shape {array.shape}. {_RESUME}"
+                )
+        round_index = validation.integer("round_index", round_index, minimum=0)
+        stream._position = (round_index, buffer, seeds)
         return stream
 
     def guarantee(self, schema: schema_lib.MinSep, delta: float) -> guarantee_lib.Guarantee:
         """Computes the guarantee of a run with this noise, for zeroing out one user.
 
         It holds if the caller clips every user's update to `clip_norm`, adds each round's noise
-        to the sum of that round's cohort and of no other, and the cohorts keep to the schema.
+        to the sum of that round's cohort and of no other, the cohorts keep to the schema, and of
+        the branches of a state one is shown at most.
         `dp_ftrl_statement` lists what it relies on.
 
         Args:
@@ -281,6 +309,13 @@ class NoiseStream:
             clip_norm=self.clip_norm,
             clipped_by_caller=True,
         )
+
+
+def _of_other_version(version: object) -> validation.UsageError:
+    return validation.UsageError(
+        f"state is of version {version} and this package draws version {_VERSION}: go on with the "
+        "version of tff_dpftrl that began the run."
+    )
 
 
 def _names_and_shapes(

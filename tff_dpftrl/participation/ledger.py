@@ -9,10 +9,9 @@ The order of one round t is
 3. `commit_round(t, contributed, checkpoint)`: from now on this is *the* state after
    round t. Only then may the model be used or published.
 
-A crash before 3 leaves round t begun. It can then only be repeated with the same
-cohort, noise and checkpoint (the same noise on two cohorts would reveal their
-difference; two noises on one cohort would halve it), or be committed with no
-contribution.
+A crash before 3 leaves round t begun, and nothing of it released. It can then only be
+repeated from the same checkpoint with the same cohort, which is the one that counts, or
+be committed with no contribution. The noise of a repetition is drawn anew.
 
 A committed round counts for the clients that contributed, since only their updates
 entered the released sum. A round begun but not committed counts for all clients that
@@ -69,9 +68,9 @@ class Ledger:
     """Ledger of one run, held open by one process at a time.
 
     Fingerprints are strings chosen by the caller. The fingerprint of the noise must be a
-    one-way function of everything that determines the noise of the round (root seed, stream,
-    round). It thus differs in every round; it is None if there is no noise. The fingerprint of
-    a checkpoint must cover the whole training state, round number included.
+    one-way function of the state that a round's noise goes on from, and differ in every round,
+    like `NoiseStream.noise_fingerprint`; it is None if there is no noise. The fingerprint of a
+    checkpoint must cover the whole training state, round number included.
 
     Attributes:
       path: File of the ledger; its key is in the file `path` + ".key".
@@ -229,7 +228,8 @@ class Ledger:
         Args:
           round_index: Number of the round, 0, 1, ...
           cohort: Ids of all users who will be asked.
-          noise_fingerprint: Fingerprint of the noise of this round; None if there is none.
+          noise_fingerprint: Fingerprint of the state that the noise of this round goes on from;
+            None if there is no noise.
           checkpoint_fingerprint: Fingerprint of the state that the round continues from.
 
         Returns:
@@ -237,8 +237,8 @@ class Ledger:
 
         Raises:
           rules.ForkRefusal: If the state is not the one last committed.
-          rules.ReplayRefusal: If the round was begun before with another cohort or noise, or
-            the noise belongs to an earlier round.
+          rules.ReplayRefusal: If the round was begun before with another cohort, or an earlier
+            round went on from the noise state.
           rules.SchemaRefusal: If the round would break the declared schema.
           rules.BudgetRefusal: If the budget guard refuses it.
           ValueError: If a user id is not a string, or appears twice.
@@ -253,18 +253,12 @@ class Ledger:
         )
         names = sorted(self._pseudonyms.of(cohort))
         cohort_hash = hashlib.blake2b(b"".join(names), digest_size=32).hexdigest()
+        earlier = "SELECT round FROM rounds WHERE noise_fingerprint = ? AND round < ?"
+        rules.check_noise_state(round_index, self._value(earlier, noise_fingerprint, round_index))
         if self.pending_round is not None:
-            with ledger_file.as_os_error(self.path):
-                before = self._connection.execute(
-                    "SELECT cohort_hash, noise_fingerprint FROM rounds WHERE round = ?",
-                    (round_index,),
-                ).fetchone()
-            rules.check_replay(round_index, before, (cohort_hash, noise_fingerprint))
+            before = self._value("SELECT cohort_hash FROM rounds WHERE round = ?", round_index)
+            rules.check_replay(round_index, before, cohort_hash)
             return True
-        rules.check_fresh_noise(
-            round_index,
-            self._value("SELECT round FROM rounds WHERE noise_fingerprint = ?", noise_fingerprint),
-        )
         with ledger_file.transaction(self._connection, self.path):
             members = self._look_up(names)
             strides = members.strides(round_index)

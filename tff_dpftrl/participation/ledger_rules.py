@@ -21,7 +21,7 @@ class BudgetRefusal(LedgerRefusal):
 
 
 class ReplayRefusal(LedgerRefusal):
-    """Refusal to repeat a round with another cohort or noise, or to use noise twice."""
+    """Refusal to repeat a round with another cohort, or to go on from a noise state twice."""
 
 
 class ForkRefusal(LedgerRefusal):
@@ -59,8 +59,8 @@ def check_position(
         raise ForkRefusal(
             f"The training state is rolled back: it is the one before round {checkpoint_round}, "
             f"but the ledger has committed rounds up to {next_round - 1}. Going on from here "
-            "would release the noise of some rounds a second time. Restore the checkpoint "
-            f"{last_checkpoint}."
+            "would release rounds a second time, which costs more than this ledger counts. Restore "
+            f"the checkpoint {last_checkpoint}."
         )
     if round_index != next_round:
         raise ForkRefusal(
@@ -68,46 +68,40 @@ def check_position(
         )
 
 
-def check_replay(
-    round_index: int, before: tuple[str, str | None], now: tuple[str, str | None]
-) -> None:
-    """Refuses to repeat a round with another cohort or other noise.
+def check_replay(round_index: int, before: str, now: str) -> None:
+    """Refuses to repeat a round with another cohort.
 
     Args:
       round_index: Number of the round, begun before and not committed.
-      before: Hash of the cohort, and noise fingerprint, of the first attempt.
-      now: Hash of the cohort, and noise fingerprint, of this attempt.
+      before: Hash of the cohort of the first attempt.
+      now: Hash of the cohort of this attempt.
 
     Raises:
       ReplayRefusal: If they differ.
     """
-    if before[0] != now[0]:
-        difference = "another cohort"
-    elif before[1] != now[1]:
-        difference = "other noise"
-    else:
-        return
-    raise ReplayRefusal(
-        f"Round {round_index} was begun before and would be repeated with {difference}: together "
-        "the two attempts could reveal what each of them hides. Repeat it with the same cohort "
-        "and noise, or commit it with no contribution."
-    )
+    if before != now:
+        raise ReplayRefusal(
+            f"Round {round_index} was begun before, and would be repeated with another cohort than "
+            "the one that counts as having taken part. Repeat it with the same cohort, or commit "
+            "it with no contribution."
+        )
 
 
-def check_fresh_noise(round_index: int, earlier_round: int | None) -> None:
-    """Refuses noise that another round has used.
+def check_noise_state(round_index: int, earlier_round: int | None) -> None:
+    """Refuses a noise state that another round has gone on from.
 
     Args:
       round_index: Number of the round that would begin.
-      earlier_round: Number of the round that used this noise; None if none did.
+      earlier_round: Number of the round that went on from this noise state; None if none did.
 
     Raises:
       ReplayRefusal: If there is such a round.
     """
     if earlier_round is not None:
         raise ReplayRefusal(
-            f"Round {round_index} would reuse the noise of round {earlier_round}, and their "
-            "difference would have none: continue from the noise state of the last checkpoint."
+            f"Round {round_index} would go on from the noise state of round {earlier_round}, and "
+            "its noise would not be correlated as claimed: continue from the noise state of the "
+            "last checkpoint."
         )
 
 

@@ -62,6 +62,30 @@ def recount(path: str | os.PathLike[str]) -> Recount:
     return Recount(declared, seen, committed, seen.breaches(declared))
 
 
+def states(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Reads the fingerprints of the states that a run has gone through.
+
+    Args:
+      path: Path of the ledger's file. Its key is not needed.
+
+    Returns:
+      That of the initial state, and that after each committed round. A copy of the run has the same
+      ones up to the round from which it was continued by itself.
+
+    Raises:
+      ValueError: If there is no ledger, it is in use, or its record is damaged.
+      OSError: If the file cannot be read.
+    """
+    with (
+        ledger_file.as_os_error(path),
+        contextlib.closing(ledger_file.connect(path, exclusive=False)) as connection,
+    ):
+        _rounds(connection, "commits", path)
+        initial = connection.execute("SELECT initial_checkpoint FROM declared").fetchall()
+        rows = connection.execute("SELECT checkpoint FROM commits ORDER BY round")
+        return tuple(state for (state,) in (*initial, *rows))
+
+
 def _rounds(connection: sqlite3.Connection, table: str, path: str | os.PathLike[str]) -> int:
     count, last = connection.execute(f"SELECT count(*), max(round) FROM {table}").fetchone()
     if count and last != count - 1:

@@ -122,7 +122,7 @@ class AdaptiveClipState(NamedTuple):
 
     Attributes:
       round_index: int64 scalar, the index of the next round.
-      seed: int64 tensor of shape [2], the root seed of all noise.
+      seed: int64 tensor, the seed of `noise_stream.NoiseStream.initial_seed`.
       buffer: Past noise on the updates, from `noise_stream.NoiseStream`.
       count_buffer: Past noise on the counts, from `noise_stream.NoiseStream`.
       clip: Clip norms, a `ClipState`.
@@ -244,11 +244,13 @@ class AdaptiveClipRound(interface.PrivateRound):
         if self.noise_parties:
             start = tf.constant(0, tf.int64)
             return AdaptiveClipState(start, tf.zeros([2], tf.int64), (), (), clip)
+        stream = self._stream(shapes)
+        root = seeds.root_seed(self.deterministic_seed, secure=self.secure_noise)
         return AdaptiveClipState(
             round_index=tf.constant(0, tf.int64),
-            seed=seeds.root_seed(self.deterministic_seed, secure=self.secure_noise),
-            buffer=self._stream(shapes).initial_buffer(),
-            count_buffer=self._stream([()]).initial_buffer(),
+            seed=stream.initial_seed(root),
+            buffer=stream.initial_buffer(),
+            count_buffer=self._count_stream.initial_buffer(),
             clip=clip,
         )
 
@@ -294,7 +296,7 @@ class AdaptiveClipRound(interface.PrivateRound):
             "estimated_clip_norm": estimate,
             "unclipped_fraction": fraction,
             "noise_stddev": tf.cast(stddev * math.sqrt(max(self.noise_parties, 1)), tf.float32),
-            "num_restarts": self._stream(shapes).block(state.round_index)[0],
+            "num_restarts": self._count_stream.block(state.round_index)[0],
         }
         return skipped._replace(clip=clip), average, measurements
 
@@ -310,29 +312,38 @@ class AdaptiveClipRound(interface.PrivateRound):
         """Passes over a round; a restart takes over the estimate as it stands."""
         return self.noise(state, shapes)[-1]
 
-    def noise(self, state, shapes):
-        """Draws a round's unit noise of both streams; the state is that without a release."""
+    def noise(self, state, shapes, root=None):
+        """Draws a round's unit noise of both streams; the state is that without a release.
+
+        `root` is the seed of the round's new draws, if somebody else has drawn it.
+        """
         clip = self._next_clip(state, state.clip.estimate, state.clip.excess)
         if self.noise_parties:
             noise = [tf.zeros(shape, tf.float32) for shape in shapes]
             skipped = state._replace(round_index=state.round_index + 1, clip=clip)
             return noise, tf.constant(0.0), skipped
-        noise, buffer = self._stream(shapes).next(
-            state.buffer, state.round_index, seeds.derive(state.seed, fixed_clip.UPDATE_STREAM)
-        )
-        (count_noise,), count_buffer = self._stream([()]).next(
-            state.count_buffer, state.round_index, seeds.derive(state.seed, COUNT_STREAM)
-        )
-        skipped = AdaptiveClipState(state.round_index + 1, state.seed, buffer, count_buffer, clip)
+        stream, t = self._stream(shapes), state.round_index
+        executed, seed = stream.execution_seeds(state.seed, t, self.deterministic_seed, root)
+        noise, buffer = stream.next(state.buffer, t, executed)
+        (count_noise,), count_buffer = self._count_stream.next(state.count_buffer, t, executed)
+        skipped = AdaptiveClipState(t + 1, seed, buffer, count_buffer, clip)
         return noise, count_noise, skipped
 
     def _next_clip(self, state, estimate, excess):
         """Returns the clip norms after a round, a `ClipState`."""
-        _, next_in_block = self._stream([()]).block(state.round_index + 1)
+        _, next_in_block = self._count_stream.block(state.round_index + 1)
         active = tf.where(tf.equal(next_in_block, 0), estimate, state.clip.active)
         return ClipState(active, estimate, excess)
 
-    def _stream(self, shapes) -> noise_stream.NoiseStream:
+    def _stream(self, shapes, index=fixed_clip.UPDATE_STREAM) -> noise_stream.NoiseStream:
         return noise_stream.NoiseStream(
-            self._recipe, shapes, max_rounds=self.strategy.max_rounds, secure=self.secure_noise
+            self._recipe,
+            shapes,
+            index=index,
+            max_rounds=self.strategy.max_rounds,
+            secure=self.secure_noise,
         )
+
+    @property
+    def _count_stream(self) -> noise_stream.NoiseStream:
+        return self._stream([()], COUNT_STREAM)

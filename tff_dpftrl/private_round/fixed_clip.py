@@ -27,7 +27,7 @@ class FixedClipState(NamedTuple):
 
     Attributes:
       round_index: int64 scalar, the index of the next round.
-      seed: int64 tensor of shape [2], the root seed of all noise.
+      seed: int64 tensor, the seed of `noise_stream.NoiseStream.initial_seed`.
       buffer: Past noise, from `noise_stream.NoiseStream`; () for many strategies.
     """
 
@@ -96,8 +96,10 @@ class FixedClipRound(interface.PrivateRound):
         self.clipping.check_num_tensors(len(shapes))
         if self.noise_parties:
             return FixedClipState(tf.constant(0, tf.int64), tf.zeros([2], tf.int64), ())
-        seed = seeds.root_seed(self.deterministic_seed, secure=self.secure_noise)
-        return FixedClipState(tf.constant(0, tf.int64), seed, self._stream(shapes).initial_buffer())
+        root = seeds.root_seed(self.deterministic_seed, secure=self.secure_noise)
+        stream = self._stream(shapes)
+        seed, buffer = stream.initial_seed(root), stream.initial_buffer()
+        return FixedClipState(tf.constant(0, tf.int64), seed, buffer)
 
     @override
     def clip_client(self, tensors, broadcast, weight=None):
@@ -131,20 +133,25 @@ class FixedClipRound(interface.PrivateRound):
         is_plain = not self.secure_noise and not self.noise_parties
         return is_plain and self._stream([]).is_separable
 
+    def execute(self, state: FixedClipState) -> tuple[tf.Tensor, FixedClipState]:
+        """Begins a round whose tensors are released one after the other.
+
+        It returns the seed with which the round is executed, and the state after the round.
+        """
+        executed, seed = self._stream([]).execution_seeds(
+            state.seed, state.round_index, self.deterministic_seed
+        )
+        return executed, FixedClipState(state.round_index + 1, seed, state.buffer)
+
     def release_tensor(
-        self, state: FixedClipState, position: tf.Tensor, total: tf.Tensor
+        self, round_index: tf.Tensor, executed: tf.Tensor, position: tf.Tensor, total: tf.Tensor
     ) -> tf.Tensor:
         """Releases one tensor of a round, for models whose noise is a burden to the memory.
 
         It has the same bits as `release` has for it, if `is_separable`.
         """
-        seed = seeds.derive(state.seed, UPDATE_STREAM)
-        noise = self._stream([]).of_tensor(position, total.shape, state.round_index, seed)
+        noise = self._stream([]).of_tensor(position, total.shape, round_index, executed)
         return summation.noised_mean([total], [noise], self._stddev, self.clients_per_round)[0]
-
-    def after_tensors(self, state: FixedClipState) -> FixedClipState:
-        """Returns the state after a round whose tensors were released one after the other."""
-        return state._replace(round_index=tf.convert_to_tensor(state.round_index) + 1)
 
     @property
     def _stddev(self) -> tf.Tensor:
@@ -155,16 +162,25 @@ class FixedClipRound(interface.PrivateRound):
     def skip(self, state, shapes):
         return self.noise(state, shapes)[-1]
 
-    def noise(self, state, shapes):
-        """Draws a round's unit noise; the state is that after a round without a release."""
+    def noise(self, state, shapes, root=None):
+        """Draws a round's unit noise; the state is that after a round without a release.
+
+        `root` is the seed of the round's new draw, if somebody else has drawn it.
+        """
         if self.noise_parties:
             noise = [tf.zeros(shape, tf.float32) for shape in shapes]
             return noise, state._replace(round_index=state.round_index + 1)
-        stream_seed = seeds.derive(state.seed, UPDATE_STREAM)
-        noise, buffer = self._stream(shapes).next(state.buffer, state.round_index, stream_seed)
-        return noise, FixedClipState(state.round_index + 1, state.seed, buffer)
+        stream = self._stream(shapes)
+        t = state.round_index
+        executed, seed = stream.execution_seeds(state.seed, t, self.deterministic_seed, root)
+        noise, buffer = stream.next(state.buffer, t, executed)
+        return noise, FixedClipState(t + 1, seed, buffer)
 
     def _stream(self, shapes) -> noise_stream.NoiseStream:
         return noise_stream.NoiseStream(
-            self._recipe, shapes, max_rounds=self.strategy.max_rounds, secure=self.secure_noise
+            self._recipe,
+            shapes,
+            index=UPDATE_STREAM,
+            max_rounds=self.strategy.max_rounds,
+            secure=self.secure_noise,
         )

@@ -31,20 +31,6 @@ def normal(seed: tf.Tensor, size: int, scale: tf.Tensor | float = 1.0) -> tf.Ten
     return tf.reshape(gaussians_from_words(words), [-1])[:size]
 
 
-def repeated(seed: tf.Tensor, size: int) -> tf.Tensor:
-    """Draws Gaussians whose multiples are in several rounds, none of which has a draw of its own.
-
-    Sums of secure draws times weights that are no integers are on a lattice of their own: noise of
-    two rounds together would show it, though it is rounded. So they are blurred after they were
-    rounded (`secure_draws.normal`).
-
-    For Philox they are those of `normal`.
-    """
-    if not seeds.is_secure(seed):
-        return normal(seed, size)
-    return secure_calls.normal(tf.convert_to_tensor(seed), size, is_blurred=True)
-
-
 def gaussians_from_words(words: tf.Tensor) -> tf.Tensor:
     """Applies Box and Muller's transform, exact to float32 rounding near 0 and in the tail.
 

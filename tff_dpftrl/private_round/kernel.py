@@ -34,8 +34,8 @@ class Kernel(abc.ABC):
     max_rounds: int | None = None
     """Number of rounds that the recipe is defined for; None if any."""
 
-    num_slots: int = 0
-    """Number of draws that are worth keeping at a time, because later rounds use them again."""
+    num_seeds: int = 0
+    """Number of past draws at a time that are made again; the state keeps their seeds."""
 
     def fresh(self, draw: Draw, index: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
         """Draws the only vector of a round that no earlier round has used, times its weight.
@@ -54,16 +54,27 @@ class Kernel(abc.ABC):
         """
         return draw(index, scale) if self.dtype == tf.float64 else draw(index) * scale
 
-    def slot(self, index: tf.Tensor) -> tf.Tensor:
-        """Returns the slot in which a draw may be kept; the lower ones save more draws.
+    def seed_of(self, index: tf.Tensor) -> tf.Tensor:
+        """Returns the place, below `num_seeds`, at which the seed of a draw is kept.
 
         Args:
           index: Number of the draw, an int64 scalar.
 
         Returns:
-          int64 scalar; `num_slots` if it is not worth keeping.
+          int64 scalar. A later draw may take the place when this one is not made again any more.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no slots for draw {index}.")
+        raise NotImplementedError(f"{type(self).__name__} keeps no seed of draw {index}.")
+
+    def new_draw(self, t: tf.Tensor) -> tf.Tensor:
+        """Returns the number of the only draw of a round that no earlier round has used.
+
+        Args:
+          t: Index of the round within its block, an int64 scalar, from 0.
+
+        Returns:
+          int64 scalar.
+        """
+        return t
 
     @abc.abstractmethod
     def step(

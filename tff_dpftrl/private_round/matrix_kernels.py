@@ -82,8 +82,7 @@ class BandedKernel(kernel.Kernel):
 class InverseBandedKernel(kernel.Kernel):
     """Kernel that sums over a row of C⁻¹; past draws are made again.
 
-    A row is summed from its diagonal backwards in time, alone or in a block of rounds. The noise
-    of a block is kept; that of single rounds is not.
+    A row is summed over the past alone or for a block of rounds, whose sums are kept.
     """
 
     def __init__(self, recipe: noise_recipe.InverseBandedNoise, dtype: tf.DType = tf.float32):
@@ -95,65 +94,58 @@ class InverseBandedKernel(kernel.Kernel):
         self.max_rounds = recipe.max_rounds
         lengths = np.asarray([len(row) for row in recipe.rows], np.int64)
         self._lengths = lengths
+        # A past draw is made again up to the first round of a later block.
+        self.num_seeds = int(np.max(lengths))
         self._offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
         rows = [np.asarray(row, dtype.as_numpy_dtype) for row in recipe.rows]
         self._entries = np.concatenate(rows)
 
     @override
+    def seed_of(self, index):
+        return tf.math.floormod(index, self.num_seeds)
+
+    @override
     def step(self, buffer, t, draw):
-        if buffer is not None:
-            return self._step_of_block(buffer, t, draw)
-        row = tf.zeros_like(t) if self._toeplitz else t
-        offset = tf.gather(self._offsets, row)
-        num_terms = tf.minimum(tf.gather(self._lengths, row), t + 1)
-
-        def add_term(lag, total):
-            return lag + 1, total + tf.gather(self._entries, offset + lag) * draw(t - lag)
-
-        first = self.fresh(draw, t, tf.gather(self._entries, offset))
-        _, noise = tf.while_loop(
-            lambda lag, _: lag < num_terms,
-            add_term,
-            (tf.constant(1, tf.int64), first),
-            parallel_iterations=1,
-        )
-        return noise, buffer
-
-    def _step_of_block(self, buffer, t, draw):
-        """Emits a row of the buffer, after filling it in the first round of a block.
-
-        The draws of a block are made from the latest one backwards in time. Each is added to the
-        rows of its round and later ones, so that a row is summed in the order of a single round.
-        """
+        new = draw(t)
+        weight = self._weights(t[tf.newaxis], t)[0]
+        own = new * weight if self.dtype == tf.float32 else self.fresh(draw, t, weight)
+        if buffer is None:
+            return own + self._past(t[tf.newaxis], t, draw, tf.zeros_like([own]))[0], None
         position = tf.math.floormod(t, self._block)
         rounds = t - position + tf.range(self._block, dtype=tf.int64)
         if self.max_rounds is not None:
             rounds = tf.minimum(rounds, self.max_rounds - 1)
+        kept = tf.convert_to_tensor(buffer)
+        buffer = tf.cond(
+            tf.equal(position, 0),
+            lambda: self._past(rounds, t, draw, tf.zeros_like(kept)),
+            lambda: kept,
+        )
+        later = tf.where(rounds > t, self._weights(rounds, t), tf.zeros([], self.dtype))
+        return own + tf.gather(buffer, position), buffer + later[:, tf.newaxis] * new
+
+    def _weights(self, rounds, index):
+        """Returns the weights of a draw in the noise of rounds, of their shape."""
         rows = tf.zeros_like(rounds) if self._toeplitz else rounds
-        offsets, lengths = tf.gather(self._offsets, rows), tf.gather(self._lengths, rows)
-        earliest = tf.maximum(tf.reduce_min(rounds - lengths + 1), 0)
-        is_first = tf.equal(position, 0)
+        lag = rounds - index
+        is_used = (lag >= 0) & (lag < tf.gather(self._lengths, rows))
+        places = tf.gather(self._offsets, rows) + tf.where(is_used, lag, tf.zeros_like(lag))
+        return tf.where(is_used, tf.gather(self._entries, places), tf.zeros([], self.dtype))
 
-        def add_draw(index, totals):
-            lag = rounds - index
-            is_used = (lag >= 0) & (lag < lengths)
-            entries = tf.gather(self._entries, offsets + tf.where(is_used, lag, 0))
-            weights = tf.where(is_used, entries, tf.zeros([], self.dtype))
-            if self.dtype == tf.float64:
-                is_fresh = tf.equal(lag, 0)
-                scale = tf.reduce_max(tf.where(is_fresh, entries, tf.zeros([], self.dtype)))
-                own = tf.cast(is_fresh, self.dtype)[:, tf.newaxis]
-                totals += own * self.fresh(draw, index, scale)
-                weights = tf.where(is_fresh, tf.zeros([], self.dtype), weights)
-            return index - 1, totals + weights[:, tf.newaxis] * draw(index)
+    def _past(self, rounds, t, draw, totals):
+        """Adds what rounds have of the draws before round t, from the earliest one on.
 
-        _, buffer = tf.while_loop(
-            lambda index, _: index >= earliest,
-            add_draw,
-            (
-                tf.where(is_first, rounds[-1], earliest - 1),
-                tf.where(is_first, tf.zeros_like(buffer), buffer),
+        `totals` is of shape [rounds, size].
+        """
+        rows = tf.zeros_like(rounds) if self._toeplitz else rounds
+        earliest = tf.maximum(tf.reduce_min(rounds - tf.gather(self._lengths, rows) + 1), 0)
+        _, totals = tf.while_loop(
+            lambda index, _: index < t,
+            lambda index, totals: (
+                index + 1,
+                totals + self._weights(rounds, index)[:, tf.newaxis] * draw(index),
             ),
+            (earliest, totals),
             parallel_iterations=1,
         )
-        return tf.gather(buffer, position), buffer
+        return totals

@@ -1,8 +1,8 @@
 """Noise of one stream, for all tensors of a model, round after round.
 
 Pure TensorFlow. A stream is a recipe of `mechanisms.noise_recipe` together with
-the shapes of the tensors it covers. Its noise is a pure function of the stream's
-seed, the round, the position of the tensor and the coordinate.
+the shapes of the tensors it covers. Each execution of a round has a seed of its own for what is new
+in the round's noise. The state keeps the seeds of those past draws that later rounds make again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from tff_dpftrl.private_round import (
     gaussians,
     kernel,
     matrix_kernels,
-    repeated_draws,
     secure_calls,
     seeds,
     tree_kernels,
@@ -57,9 +56,7 @@ class NoiseStream:
     That moves a coordinate by less than a step, which counts together as a change of the sums by
     √(coordinates · rounds) steps at most, times the norm of C: 6·10⁻⁴ standard deviations for 4
     million coordinates, 2,000 rounds and a BLT of stride 400, whose norm is 29. It leaves no gaps:
-    each round has a draw that no earlier round used, rounded to the grid by itself. Rounds of a
-    tree with variance reduction have none: its draws are much finer than the grid
-    (`gaussians.repeated`).
+    each round has a draw that no earlier round used, rounded to the grid by itself.
 
     Attributes:
       starts: First rounds of the blocks; (0,) without restarts.
@@ -70,13 +67,19 @@ class NoiseStream:
         recipe: noise_recipe.NoiseRecipe,
         shapes: Sequence[Sequence[int]],
         *,
+        index: int = 0,
         max_rounds: int | None = None,
         secure: bool = False,
     ):
-        """Initialises the stream; `max_rounds` is that of all blocks together."""
+        """Initialises the stream.
+
+        `index` tells it from other streams of the same seeds; `max_rounds` is that of all blocks
+        together.
+        """
         block_recipe, self.starts = noise_recipe.blocks(recipe)
         self._shapes = [tuple(shape) for shape in shapes]
         self._sizes = [int(np.prod(shape)) for shape in self._shapes]
+        self._index = index
         self._max_rounds = max_rounds
         self._secure = secure
         self._kernel = build_kernel(block_recipe, *([secure_calls.DTYPE] if secure else []))
@@ -99,21 +102,51 @@ class NoiseStream:
         block = tf.reduce_sum(tf.cast(starts <= round_index, tf.int64)) - 1
         return block, round_index - tf.gather(starts, block)
 
+    def initial_seed(self, root: tf.Tensor) -> tf.Tensor:
+        """Returns the seed of a state before the first round.
+
+        It is the root seed of the run, int64 of shape [words]. If past draws are made again, it is
+        a row of shape [1 + n, words], before the seeds of n past draws.
+        """
+        num_seeds = self._kernel.num_seeds
+        return tf.tile(root[tf.newaxis], [1 + num_seeds, 1]) if num_seeds else root
+
+    def execution_seeds(
+        self,
+        seed: tf.Tensor,
+        round_index: tf.Tensor,
+        deterministic_seed: int | None,
+        root: tf.Tensor | None = None,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the seed to execute a round with, and that of the state after the round.
+
+        `seed` is that of the state before it. The round's new draw has the seed `root`. If that is
+        None, fresh bits of the operating system join the run's seed, unless it is deterministic.
+        """
+        seed, num_seeds = tf.convert_to_tensor(seed), self._kernel.num_seeds
+        if root is None:
+            root = seeds.of_execution(seed[0] if num_seeds else seed, deterministic_seed)
+        if not num_seeds:
+            return root, seed
+        _, t = self.block(tf.convert_to_tensor(round_index))
+        place = 1 + self._kernel.seed_of(self._kernel.new_draw(t))
+        executed = tf.tensor_scatter_nd_update(seed, [[place]], [root])
+        return executed, executed
+
     def next(
-        self, buffer: tf.Tensor | tuple[()], round_index: tf.Tensor, seed: tf.Tensor
+        self, buffer: tf.Tensor | tuple[()], round_index: tf.Tensor, executed: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor | tuple[()]]:
         """Returns the noise of one round and the buffer after it.
 
-        Rounds must be run in order. The seed is int64 of shape [2]; [5] if the noise is secure: the
-        root seed and the index of the stream. The noise is float32, or float64 if it is secure.
+        Rounds must be run in order. The noise is float32, or float64 if it is secure.
         """
         # Always on the CPU: a GPU would round the matrix products of some kernels to
-        # TensorFloat-32, and a run that goes on on another machine has to repeat its noise.
+        # TensorFloat-32, and what past rounds were noised with has to be made again.
         with tf.device("CPU:0"):
-            block_seed, t = self._at(round_index, seed)
+            block, t = self._at(round_index)
             draws = [
-                self._draw_with(seeds.derive(block_seed, position), position)
-                for position in range(len(self._sizes))
+                self._draws(executed, block, position, size)
+                for position, size in enumerate(self._sizes)
             ]
             if self._kernel.num_buffers == 0:
                 vectors = [self._kernel.step(None, t, draw)[0] for draw in draws]
@@ -131,20 +164,22 @@ class NoiseStream:
     @property
     def is_separable(self) -> bool:
         """Whether each tensor's noise can be had without that of the others: nothing is kept."""
-        return self._kernel.num_buffers == 0 and self._kernel.num_slots == 0
+        return self._kernel.num_buffers == 0
 
     def of_tensor(
-        self, position: tf.Tensor, shape: tf.TensorShape, round_index: tf.Tensor, seed: tf.Tensor
+        self,
+        position: tf.Tensor,
+        shape: tf.TensorShape,
+        round_index: tf.Tensor,
+        executed: tf.Tensor,
     ) -> tf.Tensor:
         """Returns the noise of one tensor in one round, if the stream `is_separable`.
 
         It has the same bits as `next` has for it.
         """
         with tf.device("CPU:0"):  # As in `next`.
-            block_seed, t = self._at(round_index, seed)
-            own = seeds.derive(block_seed, position)
-            size = shape.num_elements()
-            draw = lambda index: gaussians.normal(seeds.derive(own, index), size)  # noqa: E731
+            block, t = self._at(round_index)
+            draw = self._draws(executed, block, position, shape.num_elements())
             return tf.reshape(self._on_grid(self._kernel.step(None, t, draw)[0]), shape)
 
     def _on_grid(self, noise: tf.Tensor) -> tf.Tensor:
@@ -157,19 +192,22 @@ class NoiseStream:
             return noise
         return tf.floor(noise * (1 / secure_draws.STEP) + 0.5) * secure_draws.STEP
 
-    def _at(self, round_index: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the seed of a round's block, and the round's index within it."""
+    def _at(self, round_index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the index of a round's block, and the round's index within it."""
         block, t = self.block(kernel.within_horizon(round_index, self._max_rounds))
-        return seeds.derive(seed, block), kernel.within_horizon(t, self._kernel.max_rounds)
+        return block, kernel.within_horizon(t, self._kernel.max_rounds)
 
-    def _draw_with(self, seed: tf.Tensor, position: int) -> kernel.Draw:
-        """Returns the draws of a tensor, of which number i is made from sub-seed i of `seed`."""
-        size, num_slots = self._sizes[position], self._kernel.num_slots
-        alone = lambda index, *scale: gaussians.normal(seeds.derive(seed, index), size, *scale)  # noqa: E731
-        if not num_slots:
-            return alone
-        length = (seed.shape[0] or 0) + int(self._secure)  # That of a draw's seed.
-        kind = repeated_draws.TensorDraws(position, size, num_slots, length)
-        draw = repeated_draws.drawing(kind)
+    def _draws(
+        self, executed: tf.Tensor, block: tf.Tensor, position: tf.Tensor | int, size: int
+    ) -> kernel.Draw:
+        """Returns the draws of a tensor in a block."""
 
-        return lambda index: draw(seeds.derive(seed, index), self._kernel.slot(index))
+        def draw(index: tf.Tensor, *scale: tf.Tensor) -> tf.Tensor:
+            seed = executed
+            if self._kernel.num_seeds:
+                seed = executed[1 + self._kernel.seed_of(index)]
+            for part in (self._index, block, position, index):
+                seed = seeds.derive(seed, part)
+            return gaussians.normal(seed, size, *scale)
+
+        return draw

@@ -23,7 +23,7 @@ add with the same seed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -37,6 +37,7 @@ from tff_dpftrl.private_round import (
     adaptive_clipping,
     discretize,
     fixed_clip,
+    noise_stream,
     seeds,
     walsh_hadamard,
 )
@@ -50,6 +51,7 @@ class PartyNoise:
 
     Attributes:
       encoding: Grid of the secure sum.
+      is_reduced_tree: Whether it is that of a tree with variance reduction.
     """
 
     def __init__(
@@ -73,7 +75,9 @@ class PartyNoise:
         if isinstance(private_round, adaptive_clipping.AdaptiveClipRound):
             self._multiplier = private_round.update_noise_multiplier
             self._count_stddev = private_round.clipped_count_stddev
-        self._starts = noise_recipe.blocks(private_round.strategy.noise_recipe())[1]
+        recipe = private_round.strategy.noise_recipe()
+        self._stream = noise_stream.NoiseStream(recipe, [])
+        self.is_reduced_tree = getattr(noise_recipe.blocks(recipe)[0], "variance_reduction", False)
         self._next = tf.function(self._draw, autograph=False)
         self._to_grid = tf.function(self._encode, autograph=False)
 
@@ -83,33 +87,39 @@ class PartyNoise:
         The seed is int64, of the length that the mechanism's seeds have, or longer.
         """
         made = self._round.initial_state(self._shapes)
-        return made._replace(seed=tf.constant(seed[: made.seed.shape[0]], tf.int64))
+        return made._replace(seed=tf.broadcast_to(self._words(made, seed), made.seed.shape))
 
     def block_start(self, round_index: int) -> int:
         """Returns the round from which on the noise of a round depends on no noise before."""
-        return max(start for start in self._starts if start <= round_index)
+        return max(start for start in self._stream.starts if start <= round_index)
 
-    def before_round(self, state: State, round_index: int) -> State:
-        """Returns the state before a round; what cannot be left out is drawn again."""
+    def before_round(
+        self, state: State, round_index: int, root_of: Callable[[int], np.ndarray]
+    ) -> State:
+        """Returns the state before a round; what cannot be left out is drawn again.
+
+        `root_of` returns the seed of the new draws of a round, as for `draw`.
+        """
         reached = int(state.round_index)
         if reached > round_index:
             raise validation.UsageError(f"state is before round {reached}, after {round_index}.")
-        keeps_noise = not isinstance(state.buffer, tuple)
-        first = self.block_start(round_index) if keeps_noise else round_index
-        if reached < first:
-            reached = first
-            state = state._replace(round_index=tf.constant(first, tf.int64))
-        for _ in range(reached, round_index):
-            state = self._next(state)[-1]
-        return state
+        for t in range(max(reached, self.block_start(round_index)), round_index):
+            state = state._replace(round_index=tf.constant(t, tf.int64))
+            if isinstance(state.buffer, tuple):  # Nothing is kept but seeds.
+                root = self._words(state, root_of(t))
+                _, seed = self._stream.execution_seeds(state.seed, state.round_index, None, root)
+                state = state._replace(seed=seed)
+            else:
+                state = self.draw(state, root_of(t))[-1]
+        return state._replace(round_index=tf.constant(round_index, tf.int64))
 
-    def draw(self, state: State) -> tuple[tf.Tensor, tf.Tensor, State]:
-        """Draws the unit noise of the next round.
+    def draw(self, state: State, root: np.ndarray) -> tuple[tf.Tensor, tf.Tensor, State]:
+        """Draws the unit noise of the next round, whose new draws have the seed `root`.
 
         It returns the noise of the update and its padding, of shape [encoding.padded_dim]; the
         noise of the count, 0 where none is noised; and the state after the round.
         """
-        return self._next(state)
+        return self._next(state, self._words(state, root))
 
     def encode(
         self, noise: tf.Tensor, count_noise: tf.Tensor, round_seed: np.ndarray
@@ -127,8 +137,11 @@ class PartyNoise:
         """Standard deviation of the noise on a coordinate of the sum for unit noise, in steps."""
         return self._multiplier * self.encoding.inflation * self.encoding.scaled_clip_norm
 
-    def _draw(self, state):
-        drawn, *counts, after = self._round.noise(state, self._shapes)
+    def _words(self, state, root):
+        return tf.constant(root[: state.seed.shape[-1]], tf.int64)
+
+    def _draw(self, state, root):
+        drawn, *counts, after = self._round.noise(state, self._shapes, root)
         flat = tf.concat([tf.reshape(part, [-1]) for part in drawn], axis=0)
         return flat, counts[0] if counts else tf.constant(0.0), after
 

@@ -25,7 +25,7 @@ class SampledGaussianState(NamedTuple):
 
     Attributes:
       round_index: int64 scalar, the index of the next round.
-      seed: int64 tensor of shape [2], the root seed of the run's noise.
+      seed: int64 tensor of shape [2] ([4] for secure noise), the root seed of the run's noise.
     """
 
     round_index: Any
@@ -120,9 +120,10 @@ class SampledGaussianRound(interface.PrivateRound):
         stddev = self.noise_multiplier * self.estimator.unit_sensitivity * clip_norm
         shapes = [tensor.shape for tensor in totals.update]
         stream = noise_stream.NoiseStream(
-            noise_recipe.IdentityNoise(), shapes, secure=self.secure_noise
+            noise_recipe.IdentityNoise(), shapes, index=_NOISE_STREAM, secure=self.secure_noise
         )
-        noise, _ = stream.next((), state.round_index, seeds.derive(state.seed, _NOISE_STREAM))
+        executed = seeds.of_execution(state.seed, self.deterministic_seed)
+        noise, _ = stream.next((), state.round_index, executed)
         divisor = self.estimator.divisor(tf.cast(totals.weight, tf.float64))
         means = [tensor / divisor for tensor in summation.in_float64(totals.update)]
         if self.secure_noise and self.noise_multiplier > 0:

@@ -23,9 +23,8 @@ from tff_dpftrl.private_round import seeds
 DTYPE = tf.float64
 """Dtype of secure draws, and of the noise that is made of them."""
 
-_NAME = "secure_draw_path_{}_size_{}{}_end"
-_BLURRED = "_blurred"
-_PATTERN = re.compile(_NAME.format(r"(\d+)", r"(\d+)", f"({_BLURRED})?"))
+_NAME = "secure_draw_path_{}_size_{}_end"
+_PATTERN = re.compile(_NAME.format(r"(\d+)", r"(\d+)"))
 _UNANSWERED = (
     "Secure noise is drawn by compiled processes and by servers of tasks: TensorFlow Federated's "
     "own executor cannot draw it. Take noise 'philox' there."
@@ -49,29 +48,24 @@ def is_for_others() -> bool:
         return not tf.executing_eagerly() or _FOR_OTHERS.get()
 
 
-def normal(
-    seed: tf.Tensor, size: int, scale: tf.Tensor | float = 1.0, *, is_blurred: bool = False
-) -> tf.Tensor:
+def normal(seed: tf.Tensor, size: int, scale: tf.Tensor | float = 1.0) -> tf.Tensor:
     """Draws independent Gaussians, rounded to multiples of `secure_draws.STEP`.
 
-    `scale` is their standard deviation before they are rounded. `is_blurred` is as of
-    `secure_draws.normal`.
+    `scale` is their standard deviation before they are rounded.
     """
     build = _unanswered if is_for_others() else answered
-    return build(seed.shape[0] or 0, size, is_blurred)(seed, tf.convert_to_tensor(scale, DTYPE))
+    return build(seed.shape[0] or 0, size)(seed, tf.convert_to_tensor(scale, DTYPE))
 
 
 @functools.cache
-def answered(
-    path_length: int, size: int, is_blurred: bool
-) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+def answered(path_length: int, size: int) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
     """Returns the function that draws by Python, traced once in this process.
 
     It takes the seed with the indices of the draw, int64, and a scale, float64.
     """
 
     def draw(seed: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-        python = functools.partial(_draw, size=size, is_blurred=is_blurred)
+        python = functools.partial(_draw, size=size)
         drawn = tf.numpy_function(python, [seed, scale], DTYPE)
         return tf.ensure_shape(drawn, [size])
 
@@ -79,12 +73,10 @@ def answered(
         return _function(draw, path_length).get_concrete_function()
 
 
-def _unanswered(
-    path_length: int, size: int, is_blurred: bool
-) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+def _unanswered(path_length: int, size: int) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
     def draw(seed: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
         del seed, scale  # A message with the seed in it would reach logs.
-        name = _NAME.format(path_length, size, _BLURRED if is_blurred else "")
+        name = _NAME.format(path_length, size)
         never = tf.raw_ops.Assert(condition=False, data=[_UNANSWERED], name=name)
         with tf.control_dependencies([never]):
             return tf.zeros([size], DTYPE)
@@ -97,13 +89,13 @@ def _function(draw: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], path_length: in
     return tf.function(draw, input_signature=signature, autograph=False)
 
 
-def size_of(node_name: str) -> tuple[int, int, bool] | None:
+def size_of(node_name: str) -> tuple[int, int] | None:
     """Reads the arguments of `answered` from a node's name; None if it is no unanswered draw."""
     found = _PATTERN.search(node_name)
-    return (int(found[1]), int(found[2]), found[3] is not None) if found else None
+    return (int(found[1]), int(found[2])) if found else None
 
 
-def _draw(path: np.ndarray, scale: np.ndarray, size: int, is_blurred: bool) -> np.ndarray:
+def _draw(path: np.ndarray, scale: np.ndarray, size: int) -> np.ndarray:
     seed, indices = path[: seeds.SECURE_WORDS], path[seeds.SECURE_WORDS :]
     root = seed.astype("<i8").tobytes()
-    return secure_draws.normal(root, indices.tolist(), size, float(scale), is_blurred=is_blurred)
+    return secure_draws.normal(root, indices.tolist(), size, float(scale))

@@ -1,12 +1,12 @@
 """Seeds of the noise: bits from the operating system, and a tree of sub-seeds.
 
-All noise is a pure function of (root seed, stream, block, tensor, draw index).
-Every arrow of that path is one call of `derive`, so a round that is repeated
-after a crash repeats its noise, and two draws share a seed only by a chance of
-about 2⁻¹²⁸.
+A round's noise is a function of the seed that its execution drew, and of stream, block, tensor and
+draw index. Every arrow of that path is one call of `derive`: two draws share a seed only by a
+chance of about 2⁻¹²⁸. A round that is executed again, from a backup or in a second copy of a
+run, draws another seed. So what two executions publish never differs by less than their noise.
 
 `tf.random.*` without a seed starts from 32 bits of entropy, which can be
-searched exhaustively by a reader of one noisy round. A root seed is therefore
+searched exhaustively by a reader of one noisy round. A seed is therefore
 read from the operating system's generator: 128 bits for Philox, 256 for secure noise.
 
 A sub-seed of a secure seed is the seed itself with the index appended: the path that
@@ -14,6 +14,10 @@ A sub-seed of a secure seed is the seed itself with the index appended: the path
 """
 
 from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
 
 import tensorflow as tf
 
@@ -28,8 +32,23 @@ PHILOX_WORDS = 2
 SECURE_WORDS = 4
 """Number of 64-bit words in a root seed of secure noise."""
 
+SOURCE = "/dev/urandom"
+"""File of the operating system's generator, as graphs name it."""
+
 _WORD = 1 << 64
 _FOLDS = 4
+_LINES = 32
+_READ_FROM: contextvars.ContextVar[str | None] = contextvars.ContextVar("read_from", default=None)
+
+
+@contextlib.contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Traces graphs that read their seeds from a file: for tests and audits, never for a run."""
+    token = _READ_FROM.set(path)
+    try:
+        yield
+    finally:
+        _READ_FROM.reset(token)
 
 
 def root_seed_from_os(num_words: int = PHILOX_WORDS) -> tf.Tensor:
@@ -41,20 +60,49 @@ def root_seed_from_os(num_words: int = PHILOX_WORDS) -> tf.Tensor:
     make a byte: in total variation 128 bits are within 6.2e-8 of uniform, and 256
     within 1.3e-7; no seed is likelier than a uniform one by more than a factor of 1 + 1.6e-5.
     """
-    # A line has 256 bytes on average: fewer than 128 in 32 lines never happens.
-    lines = tf.data.TextLineDataset("/dev/urandom", buffer_size=16384).take(32)
-    join = tf.autograph.experimental.do_not_convert(lambda left, right: left + right)
-    text = lines.reduce(tf.constant(b""), join)
-    num_bytes = 8 * num_words * _FOLDS
-    enough = tf.debugging.assert_greater_equal(
-        tf.strings.length(text), num_bytes, message="/dev/urandom gave too few bytes for a seed."
-    )
-    with tf.control_dependencies([enough]):
-        words = tf.io.decode_raw(tf.strings.substr(text, 0, num_bytes), tf.int64)
-    seed, *others = tf.unstack(tf.reshape(words, [_FOLDS, num_words]))
-    for other in others:
-        seed = tf.bitwise.bitwise_xor(seed, other)
+    # A line has 256 bytes on average: fewer than 128 in 32 lines never happens. Raw operations,
+    # since a pipeline of `tf.data` is optimised in every call, which takes ten times as long.
+    with tf.device("CPU:0"):
+        lines = tf.raw_ops.TextLineDataset(
+            filenames=[_READ_FROM.get() or SOURCE], compression_type="", buffer_size=16384
+        )
+        # Taken before they are a batch: the other way round, TensorFlow warns of the type.
+        taken = tf.raw_ops.TakeDataset(
+            input_dataset=lines, count=_LINES, output_types=[tf.string], output_shapes=[[]]
+        )
+        batch = tf.raw_ops.BatchDatasetV2(
+            input_dataset=taken,
+            batch_size=_LINES,
+            drop_remainder=False,
+            output_types=[tf.string],
+            output_shapes=[[None]],
+        )
+        (batch,) = tf.raw_ops.DatasetToSingleElement(
+            dataset=batch, output_types=[tf.string], output_shapes=[[None]]
+        )
+        text = tf.strings.reduce_join(batch)
+        num_bytes = 8 * num_words * _FOLDS
+        too_few = "/dev/urandom gave too few bytes for a seed."
+        enough = tf.debugging.assert_greater_equal(
+            tf.strings.length(text), num_bytes, message=too_few
+        )
+        with tf.control_dependencies([enough]):
+            words = tf.io.decode_raw(tf.strings.substr(text, 0, num_bytes), tf.int64)
+        seed, *others = tf.unstack(tf.reshape(words, [_FOLDS, num_words]))
+        for other in others:
+            seed = tf.bitwise.bitwise_xor(seed, other)
     return seed
+
+
+def of_execution(run_seed: tf.Tensor, deterministic_seed: int | None) -> tf.Tensor:
+    """Draws the seed of the new noise of one execution of a round: the run's, joined by fresh bits.
+
+    Their exclusive or is as hard to guess as the harder of the two. With a deterministic seed it
+    is the run's seed alone.
+    """
+    if deterministic_seed is not None:
+        return tf.convert_to_tensor(run_seed)
+    return tf.bitwise.bitwise_xor(run_seed, root_seed_from_os(run_seed.shape[0] or 0))
 
 
 def root_seed(deterministic_seed: int | None, *, secure: bool = False) -> tf.Tensor:

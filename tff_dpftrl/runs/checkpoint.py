@@ -1,8 +1,8 @@
 """Checkpoints of a run's state: complete, atomic, and secret.
 
 A checkpoint holds everything that training needs to go on as if nothing had
-happened, the noise's seed and buffers included. Whoever reads it can subtract
-the noise: the files are readable by their owner only and are not for publishing.
+happened: past noise, or the seeds to draw it again, included. Whoever reads it can subtract
+that noise: the files are readable by their owner only and are not for publishing.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ class Snapshot:
                 then, now = (" ".join(one or ("no more tensors",)) for one in (saved, expected))
                 raise CheckpointError(
                     f"The checkpoint has {then} where the state of this run's model, optimizer and "
-                    f"mechanism has {now}: resume with what the run began with."
+                    f"mechanism has {now}: resume with what the run began with. If that was "
+                    "version 0.4, finish it with version 0.4."
                 )
         return tree.unflatten_as(template, self.tensors)
 
@@ -248,7 +249,7 @@ class CheckpointFolder:
             raise CheckpointError(
                 f"Cannot read the checkpoint {path} that the ledger names as the last one: "
                 f"{str(error).rstrip('.')}. The run cannot go on from an older one without "
-                "releasing noise twice."
+                "releasing rounds twice."
             ) from error
         names = sorted(digests)
         if _fingerprint((digests[name] for name in names), self._binding) != fingerprint:

@@ -3,6 +3,10 @@
 DP-FTRL's guarantee does not depend on who knows the cohorts. That of DP-FedAvg does:
 its seed comes from the operating system and lies, readable by the owner only, with
 the run's other secrets, so that a resumed run draws the same cohorts.
+
+Two copies of a run that both go on sample the same cohorts, with independent noise. Together their
+round is one sampled release with less noise, z / √2. It is not two rounds with samples of their
+own.
 """
 
 from __future__ import annotations
@@ -16,12 +20,11 @@ _NAME = "cohort_seed"
 _BITS = 256
 
 
-def create(private: pathlib.Path, name: str = _NAME) -> int:
-    """Draws a seed of a new run and keeps it in the folder of the run's secrets.
+def create(private: pathlib.Path) -> int:
+    """Draws the seed of a new run and keeps it in the folder of the run's secrets.
 
     Args:
       private: The folder.
-      name: Name of the seed's file.
 
     Returns:
       The seed.
@@ -30,20 +33,15 @@ def create(private: pathlib.Path, name: str = _NAME) -> int:
       OSError: If it cannot be written.
     """
     seed = secrets.randbits(_BITS)
-    durable_files.write(private / name, f"{seed:x}\n".encode("ascii"), private=True)
+    durable_files.write(private / _NAME, f"{seed:x}\n".encode("ascii"), private=True)
     return seed
 
 
-def read(
-    private: pathlib.Path, name: str = _NAME, *, of: str = "cohorts", what: str = "cohorts"
-) -> int:
+def read(private: pathlib.Path) -> int:
     """Reads the seed that `create` kept.
 
     Args:
       private: The folder.
-      name: Name of the seed's file.
-      of: What the seed is of, for a message.
-      what: What it decides, for a message.
 
     Returns:
       The seed.
@@ -52,9 +50,9 @@ def read(
       ValueError: If its file is missing or damaged.
     """
     try:
-        return int((private / name).read_text(encoding="ascii"), base=16)
+        return int((private / _NAME).read_text(encoding="ascii"), base=16)
     except (OSError, ValueError) as error:
         raise validation.UsageError(
-            f"The secret seed of the {of}, {private / name}, cannot be read: {error}. Without "
-            f"it the run cannot go on with the same {what}; restore it or start a new run."
+            f"The secret seed of the cohorts, {private / _NAME}, cannot be read: {error}. Without "
+            "it the run cannot go on with the same cohorts; restore it or start a new run."
         ) from error

@@ -9,7 +9,7 @@ A round goes through these steps, each of them durable before the next one:
 
 A process that dies anywhere leaves either the old state with the round perhaps begun,
 or the new one. `restore` gives the one that the ledger committed to; a round that was
-begun can then only be repeated with the same cohort and the same noise.
+begun can then only be repeated with the same cohort.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def begin_or_resume(
       claim: What is claimed of the whole run, a dataclass such as `aggregator.guarantee(…)`. The
         run cannot go on with a process of another claim or strategy, but for δ. The folder keeps
         the strategy, for `load_strategy`, in `strategy.json`.
-      noise_part: Part of the state that decides the noise of the next round, and differs in every
-        round.
+      noise_part: Part of the state that the noise of the next round goes on from, which differs in
+        every round.
 
     Returns:
       The rounds, open, and the state that the next one continues from.
@@ -216,8 +216,8 @@ class CommittedRounds:
           declared: The participation schema that the run promises.
           state: State before round 0, a nested structure of arrays.
           saved: Values to keep with the state; JSON-compatible.
-          noise_part: The part of the state that decides the noise of the next round,
-            and differs in every round; None if there is no noise.
+          noise_part: The part of the state that the noise of the next round goes on from, which
+            differs in every round; None if there is no noise.
           binding: Text that every state is bound to besides the version of the noise, like a
             digest of all options. A run can only be opened with the binding that it began with.
           budget_guard: Function that is asked before every new round whether it may begin.
@@ -398,10 +398,10 @@ def _check_noise_part(snapshot: checkpoint.Snapshot, noise_part: str | None) -> 
     if noise_part is not None and not snapshot.part(noise_part):
         raise validation.UsageError(
             f"noise_part {noise_part!r} is no part of the state, which has {snapshot.paths}: "
-            "name the part that decides the noise of the next round."
+            "name the part that the noise of the next round goes on from."
         )
 
 
 def _checkpoints(folder: pathlib.Path, binding: str) -> checkpoint.CheckpointFolder:
-    bound = f"noise version {private_round.NOISE_VERSION}, {binding}"
+    bound = f"noise version {private_round.STATE_VERSION}, {binding}"
     return checkpoint.CheckpointFolder(folder / _CHECKPOINTS, binding=bound)

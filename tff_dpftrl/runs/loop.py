@@ -72,6 +72,7 @@ class Loop:
           OSError: If a file cannot be written; every committed round is kept.
         """
         self._restore(template)
+        self._refuse_diverged()
         self._run_rounds()
         self._finish()
 
@@ -89,7 +90,7 @@ class Loop:
         self._release = self._evaluation = None
         if self._run.figures is not None:
             plan = self._run.plan
-            seed = released_metrics.read_seed(self._output / "private", plan.deterministic_seed)
+            seed = plan.deterministic_seed
             stddev = released_metrics.noise_of(plan)
             assert stddev is not None  # There are figures because the plan has their part.
             self._release = released_metrics.Release(self._run.figures, stddev, seed)
@@ -100,9 +101,20 @@ class Loop:
                 self._evaluation = released_metrics.Release(
                     self._run.evaluation, stddev, seed, of_evaluation=True
                 )
+                self._refuse_lost_evaluation()
         if row:
             # The crash may have come between the commit and the row.
             self._publish(self._measured(row))
+
+    def _refuse_lost_evaluation(self) -> None:
+        """Refuses to go on without the rows that have what was evaluated with noise."""
+        last = max((row["round"] for row in self._log.rows), default=0)
+        if last < self._rounds.rounds_done - 1:
+            raise validation.UsageError(
+                f"{self._output / metrics_log.EXACT_TABLE} has lost rows. They have the noised "
+                "evaluations of held-out users, and another one would be a second release: restore "
+                "the file."
+            )
 
     def _run_rounds(self) -> None:
         """Runs the rounds that are left, with a progress bar."""
@@ -137,13 +149,12 @@ class Loop:
         if self._release is not None:
             assert trained.bounded_sums is not None  # A trainer of such a run measures them.
             row |= self._release.of_round(round_index, trained.bounded_sums)
-        self._warn_of_dropped(trained.num_not_finite, round_index, len(members))
-        self._check_finite(trained.state, round_index)
+        self._check_finite(trained.state)
         self._state = trained.state
         row["seconds"] = time.monotonic() - start
-        # An evaluator may be the caller's, and may fail: nobody gets a model whose round could
-        # still be trained again, perhaps on other rows with the same noise.
+        # Nothing of a round is shown before: until then it may be trained again, with other noise.
         self._rounds.commit(round_index, self._state, row)
+        self._warn_of_dropped(trained.num_not_finite, round_index, len(members))
         self._publish(self._measured(row))
         is_evaluated = self._run.schedule.is_evaluated(round_index + 1, plan.num_rounds)
         is_last = round_index + 1 == plan.num_rounds  # A run ends with a report.
@@ -161,7 +172,7 @@ class Loop:
         return {**row, **self._evaluated(row["round"])}
 
     def _evaluated(self, rounds_done: int) -> dict[str, Any]:
-        """Evaluates the model once: what is released is a function of the round and the model."""
+        """Evaluates the model; the row that has it is written before anybody sees it."""
         weights = self._released_weights()
         measured: dict[str, Any] = {**self._evaluator.evaluate(weights)}
         if self._evaluation is not None:
@@ -195,22 +206,28 @@ class Loop:
             f"zero; lower {self._trainer.too_fast}."
         )
 
-    def _check_finite(self, state: Any, round_index: int) -> None:
+    def _check_finite(self, state: Any) -> None:
         """Stops before a model that has diverged is committed; a choice among runs reads why."""
         weights = released_model.last_weights(checkpoint.Snapshot.of(state))
         if not all(map(_is_finite, weights)):
-            text = json.dumps({self._run.schedule.unit: round_index + 1}) + "\n"
+            text = json.dumps({self._run.schedule.unit: self._rounds.rounds_done + 1}) + "\n"
             durable_files.write(self._output / manifest.DIVERGED, text.encode(), private=True)
+            self._refuse_diverged()
+
+    def _refuse_diverged(self) -> None:
+        """Stops if the next round has diverged: with other noise, it would be a second release."""
+        if (self._output / manifest.DIVERGED).exists():
             raise validation.UsageError(
                 f"Training diverged: the weights after {self._run.schedule.unit} "
-                f"{round_index + 1} are not finite. Lower {self._trainer.too_fast} and start a "
-                "new run."
+                f"{self._rounds.rounds_done + 1} are not finite. Lower {self._trainer.too_fast} "
+                "and start a new run."
             )
 
     def _finish(self) -> None:
         """Evaluates the last model, if that has not been done yet, and examines it."""
         last = self._log.rows[-1]
-        measured = [value for name, value in last.items() if name.startswith("eval_")]
+        # Exact, or with noise: of a lost private table, only the noised ones are left.
+        measured = [value for name, value in last.items() if "eval_" in name]
         if measured and all(value is None for value in measured):
             self._publish({**last, **self._evaluated(last["round"])})
         if self._events is not None:

@@ -44,7 +44,7 @@ _COMMANDS: dict[Kind, tuple[str, str]] = {
     ),
 }
 TEXTS = "texts of the training users"
-"""Name of an identity: with other texts, a copy of a run would give other sums the same noise."""
+"""Name of an identity: with other texts, a run would protect others than its statement says."""
 NAME = "config.json"
 """Name of the file that may be published."""
 
@@ -90,6 +90,7 @@ class Manifest:
         digest of the users' names would tell somebody who knows all of them but one
         whether that one took part.
       recorded_kind: Kind of the run; None for a run that began before kinds were recorded.
+      noise_version: `private_round.NOISE_VERSION` when the run began.
     """
 
     config: Mapping[str, Any]
@@ -97,6 +98,7 @@ class Manifest:
     facts: Mapping[str, Any]
     identities: Mapping[str, str]
     recorded_kind: Kind | None = None
+    noise_version: int = dataclasses.field(default_factory=lambda: private_round.NOISE_VERSION)
 
     @property
     def kind(self) -> Kind:
@@ -148,7 +150,7 @@ class Manifest:
         return {
             "format": FORMAT,
             **kind,
-            "noise_version": private_round.NOISE_VERSION,
+            "noise_version": self.noise_version,
             "config": dict(self.config),
             "derived": dict(self.derived),
             "facts": dict(self.facts),
@@ -321,12 +323,13 @@ def read(output: pathlib.Path) -> Manifest:
             "what was run. Undo the change, or start a new run."
         )
     noise_version = copy.get("noise_version")
-    if noise_version != private_round.NOISE_VERSION:
+    known_versions = range(private_round.STATE_VERSION, private_round.NOISE_VERSION + 1)
+    if not isinstance(noise_version, int) or noise_version not in known_versions:
         raise validation.UsageError(
             f"The noise of the run in {output} is of version {noise_version!r}, that of this "
-            f"version of tff-dpftrl {private_round.NOISE_VERSION}: a round that was begun would be "
-            "repeated with other noise. Finish it with the version that began it, or start a new "
-            "run."
+            f"version of tff-dpftrl {private_round.NOISE_VERSION}: noise that later rounds "
+            "cancel would be drawn otherwise. Finish it with the version that began it, or start a "
+            "new run."
         )
     config, derived, facts, identities, kind = (
         copy.get(name) for name in ("config", "derived", "facts", "identities", "kind")
@@ -344,7 +347,7 @@ def read(output: pathlib.Path) -> Manifest:
                 f"{joint_runs.RECORD}, do not belong together: put both back to where they were "
                 "made, or begin a new choice in another folder."
             )
-        return Manifest(config, derived, facts, identities, recorded_kind=kind)
+        return Manifest(config, derived, facts, identities, kind, noise_version)
     raise validation.UsageError(
         f"{output / COPY} is not the manifest of a run of this version: a part of it is "
         "missing, or its kind is unknown. Restore it, or use the version that began the run."

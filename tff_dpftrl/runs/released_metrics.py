@@ -4,8 +4,9 @@ Each round, the sums of a few metrics get independent Gaussian noise. A unit of 
 an L2 norm of at most 1 in them: each sum is divided by a public bound, and the vector of a unit is
 clipped as a whole. Means are quotients of noised sums, which cost nothing more.
 
-The noise is a function of a secret seed in `private/` and of the round, by SHAKE-256, so that a
-round that is repeated repeats it. It shares nothing with the noise of the updates.
+Each release draws its noise with fresh bits of the operating system, by SHAKE-256. A round's
+figures are committed with its state, and an evaluation's are written to `private/metrics.csv`,
+before anybody sees them. From then on they are read, and never drawn again.
 
 Evaluations on protected held-out users are released likewise: each adds up the bounded sums of
 users who never train, with noise of their own. The whole run then costs the larger ε of two. Which
@@ -27,7 +28,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-import pathlib
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,10 +36,7 @@ import numpy as np
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import budget_shares, display, gaussian, parts
-from tff_dpftrl.runs import cohort_seed, metrics_log, privacy
-
-SEED = "metrics_seed"
-"""Name of the file of the noise's seed, in the folder of the run's secrets."""
+from tff_dpftrl.runs import metrics_log, privacy
 
 _DOMAIN = b"tff_dpftrl released metrics 1"
 _DOMAIN_OF_EVALUATION = b"tff_dpftrl released evaluation 1"
@@ -303,15 +301,18 @@ def noise_of_evaluation(plan: privacy.PrivacyPlan, evaluations: int) -> float | 
 
 
 class Release:
-    """Adds the noise to the sums of each round. It holds the seed, and is secret."""
+    """Adds the noise to the sums of each round."""
 
-    def __init__(self, figures: Figures, stddev: float, seed: int, *, of_evaluation: bool = False):
+    def __init__(
+        self, figures: Figures, stddev: float, seed: int | None, *, of_evaluation: bool = False
+    ):
         """Keeps its arguments.
 
         Args:
           figures: What is released.
           stddev: Standard deviation of the noise.
-          seed: Seed of the noise, in [0, 2^256).
+          seed: Seed of the noise of a run that is not private, in [0, 2^256). If None, each release
+            draws its own.
           of_evaluation: Whether the figures are of held-out users, with noise of their own.
         """
         self._figures = figures
@@ -320,7 +321,7 @@ class Release:
         self._domain = _DOMAIN_OF_EVALUATION if of_evaluation else _DOMAIN
 
     def of_round(self, round_index: int, sums: np.ndarray) -> dict[str, float | None]:
-        """Releases the figures of a round.
+        """Releases the figures of a round. Whoever calls it commits the result before it is shown.
 
         Args:
           round_index: Number of the round, from 0.
@@ -330,36 +331,13 @@ class Release:
           Values by column of `metrics.csv`.
         """
         size = len(self._figures.bounds)
-        drawn = gaussians(self._seed, round_index, size, domain=self._domain)
+        seed = secrets.randbits(8 * _SEED_BYTES) if self._seed is None else self._seed
+        drawn = gaussians(seed, round_index, size, domain=self._domain)
         step = self._stddev * _GRID
         noised = step * np.round((np.asarray(sums, np.float64) + self._stddev * drawn) / step)
         columns = [self._figures.prefix + name for name in self._figures.bounds]
         released = dict(zip(columns, map(float, noised), strict=True))
         return {**self._figures.values(noised, self._stddev), **released}
-
-
-def create_seed(private: pathlib.Path) -> None:
-    """Draws the seed of a new run's noise and keeps it in the folder of the run's secrets.
-
-    Raises:
-      OSError: If it cannot be written.
-    """
-    cohort_seed.create(private, SEED)
-
-
-def read_seed(private: pathlib.Path, deterministic_seed: int | None) -> int:
-    """Reads the seed that `create_seed` kept.
-
-    Args:
-      private: Folder of the run's secrets.
-      deterministic_seed: Seed of a run that is not private; None to read the file.
-
-    Raises:
-      UsageError: If its file is missing or damaged.
-    """
-    if deterministic_seed is not None:
-        return deterministic_seed
-    return cohort_seed.read(private, SEED, of="noise of the metrics", what="noise")
 
 
 def gaussians(seed: int, round_index: int, size: int, *, domain: bytes = _DOMAIN) -> np.ndarray:

@@ -17,7 +17,8 @@ Each round is committed before the next one begins: its cohort to the ledger bef
 trained, then state and metrics to a checkpoint, then the checkpoint's fingerprint to the ledger.
 What a run releases, a vocabulary that was counted with noise for example, is in `private/` together
 with the record that charges it before a file outside of it tells of it. A run that is killed at any
-moment goes on with the same cohort and the same noise, and releases the same.
+moment goes on from the last committed round: it releases what was committed as it was. A round that
+was under way has shown nothing. It is run again with the same cohort and other noise.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ from tff_dpftrl.runs import (
     loop,
     manifest,
     privacy,
-    released_metrics,
     reporting,
 )
 from tff_dpftrl.runs import prepared as prepared_lib
@@ -170,8 +170,6 @@ def _alone_created_rounds(
     try:
         if _has_secret_cohorts(run.plan):
             cohort_seed.create(private)
-        if run.figures is not None:
-            released_metrics.create_seed(private)
         prepared.keep_first(output)
         run.known.keep(output)  # Last of all secrets: from now on the folder holds a run.
     except BaseException:

@@ -232,6 +232,9 @@ class Serving:
             plan, done = task.folder.terms.server_plan, commit.rounds_done
             self._folder.check_rounds(task.population, task.name, plan, done)
             self._progress(f"{self._label(task.population)}{_where_it_stands(task, commit)}")
+            if task.folder.repeats_noise:
+                name = f"{self._label(task.population)}{task.name}"
+                self._progress(f"{name}: {task_folder.REPEATS_NOISE}")
         for one in self._served:
             for task in one.population.tasks:
                 if advice := task.rests_advice(self._settings.size_of(one.name)):

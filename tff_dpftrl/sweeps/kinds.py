@@ -194,8 +194,8 @@ class _Finetuning(RunKind):
     def check(self, config, placement):
         if placement != placement_lib.Placement():
             raise validation.UsageError(
-                "ray_workers, ray_address and memory_copies are for the clients of train, and "
-                "finetune has none: leave them out."
+                "ray_workers and ray_address are for the clients of train, and finetune has none: "
+                "leave them out."
             )
         super().check(config, placement)
         warm_start.source(config.initial_folder, config.trained_on)

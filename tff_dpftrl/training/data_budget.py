@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import operator
 import os
 import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tff_dpftrl import json_text, validation
-from tff_dpftrl.accounting import composition
+from tff_dpftrl.accounting import composition, gaussian
 from tff_dpftrl.data import sources, table_files
+from tff_dpftrl.mechanisms import branches, serialization
+from tff_dpftrl.participation import recount
+from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import earlier_runs, joint_runs, manifest
 from tff_dpftrl.training import corpus, language_config, warm_start
+
+_FRESH_NOISE = 3
+"""First version of the noise of which each execution of a round draws its own."""
+_LEDGER = pathlib.PurePath("private", "ledger.sqlite")
+
+
+@dataclasses.dataclass(frozen=True)
+class Fork:
+    """Folders that went on from one state of a run.
+
+    Attributes:
+      folders: The folders. One whose rounds are all in another one, too, costs nothing.
+      shared_rounds: Number of rounds that all of them share.
+      spent: What all have spent together, to be composed. An entry without a guarantee says that
+        their noise, or secret samples, may be the same after they part.
+    """
+
+    folders: tuple[pathlib.Path, ...]
+    shared_rounds: int
+    spent: tuple[composition.Spent, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,19 +51,24 @@ class Budget:
       not_compared: Folders of runs whose corpus is not where it was or was in memory, or by whose
         options the corpus that is asked for cannot be read.
       not_found: Names of runs that others began with and that are in none of the folders.
+      forks: Runs that went on several times from one state.
     """
 
     runs: dict[pathlib.Path, composition.Spent]
     without_statement: tuple[pathlib.Path, ...]
     not_compared: tuple[pathlib.Path, ...]
     not_found: tuple[str, ...]
+    forks: tuple[Fork, ...] = ()
 
     @property
     def total(self) -> composition.Total | None:
         """All runs composed; None if one of them has no guarantee or no statement."""
         if self.without_statement or not self.runs:
             return None
-        return composition.compose(list(self.runs.values()))
+        parts = [run for fork in self.forks for run in fork.spent]
+        forked = {folder for fork in self.forks for folder in fork.folders}
+        parts += [run for folder, run in self.runs.items() if folder not in forked]
+        return composition.compose(parts)
 
 
 def of_corpus(data: str, folders: Sequence[str | os.PathLike[str]]) -> Budget:
@@ -87,7 +117,68 @@ def of_corpus(data: str, folders: Sequence[str | os.PathLike[str]]) -> Budget:
         if named is not None and asked.is_named(named):
             spent[folder] = composition.Spent(folder.name)
     known |= {run.name for run in spent.values()} | {folder.name for folder in without}
-    return Budget(spent, tuple(without), tuple(not_compared), tuple(sorted(began_with - known)))
+    not_found = tuple(sorted(began_with - known))
+    return Budget(spent, tuple(without), tuple(not_compared), not_found, _forks(spent))
+
+
+def _forks(spent: dict[pathlib.Path, composition.Spent]) -> tuple[Fork, ...]:
+    """Finds runs whose ledgers have committed to the same states, up to some round."""
+    of_runs: dict[str, dict[pathlib.Path, tuple[str, ...]]] = {}
+    for folder in spent:
+        try:
+            states = recount.states(folder / _LEDGER)
+        except (ValueError, OSError):  # There is none, or another process has it open.
+            continue
+        of_runs.setdefault(states[0], {})[folder] = states
+    return tuple(_fork(states, spent) for states in of_runs.values() if len(states) > 1)
+
+
+def _fork(
+    states: dict[pathlib.Path, tuple[str, ...]], spent: dict[pathlib.Path, composition.Spent]
+) -> Fork:
+    apart: list[pathlib.Path] = []  # Without those whose rounds are all in a longer one.
+    for folder, own in sorted(states.items(), key=lambda item: -len(item[1])):
+        if all(states[longer][: len(own)] != own for longer in apart):
+            apart.append(folder)
+    runs = [spent[folder] for folder in apart]
+    rhos = [run.rho_zcdp for run in runs if run.rho_zcdp is not None]
+    versions = [manifest.public(folder).get("noise_version") for folder in apart]
+    is_fresh = all(isinstance(one, int) and one >= _FRESH_NOISE for one in versions)
+    are_independent = len(apart) == 1 or (is_fresh and len(rhos) == len(apart))
+    if not are_independent or any(spent[folder].epsilon is None for folder in states):
+        runs = [composition.Spent(runs[0].name, unit_of_privacy=runs[0].unit_of_privacy)]
+    elif len(apart) > 1:
+        fork_at = len(os.path.commonprefix([states[folder] for folder in apart])) - 1
+        rho = _joint_rho(apart, rhos, fork_at)
+        if rho < sum(rhos):
+            delta = max(run.delta or 0.0 for run in runs)
+            epsilon = gaussian.epsilon(gaussian.mu_from_rho(rho), delta)
+            runs = [dataclasses.replace(runs[0], delta=delta, epsilon=epsilon, rho_zcdp=rho)]
+    shared_rounds = len(os.path.commonprefix(list(states.values()))) - 1
+    return Fork(tuple(states), shared_rounds, tuple(runs))
+
+
+def _joint_rho(folders: Sequence[pathlib.Path], rhos: Sequence[float], shared_rounds: int) -> float:
+    """Computes ρ of branches together; inf if they are not all of weights with one strategy."""
+    stated = [json_text.read_object(folder / "privacy_statement.json") for folder in folders]
+    if any(one.get("parts") for one in stated):
+        return math.inf
+    try:
+        squares = [one["parameters"]["sensitivity_squared"] for one in stated]
+        schemas = [schema_lib.MinSep(**one["accounted"]) for one in stated]
+        together = branches.sensitivity(
+            serialization.strategy_from_dict(manifest.public(folders[0])["derived"]["strategy"]),
+            schema_lib.MinSep(
+                max(one.num_rounds for one in schemas),
+                min(one.min_sep for one in schemas),
+                max(one.max_participations for one in schemas),
+            ),
+            num_branches=len(folders),
+            fork_at=shared_rounds,
+        )
+        return together.squared * max(map(operator.truediv, rhos, squares))
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return math.inf  # They are of another kind, or of another version.
 
 
 _OF_PART = ("split", "sqlite_split", "sqlite_text_feature")

@@ -90,7 +90,6 @@ def open_trainer(
             dataset_fn=language_task.batches,
             tensor_spec=language_task.rows_spec,
             clients=clients,
-            memory_copies=placement.memory_copies,
         )
         with contextlib.closing(process):
             users = language_task.train.user_ids

@@ -1,4 +1,4 @@
-"""Where the clients of a run work, and how much memory its noise may use."""
+"""Where the clients of a run work."""
 
 from __future__ import annotations
 
@@ -12,28 +12,23 @@ from tff_dpftrl.execution import ray_address as ray_address_lib
 class Placement:
     """Place in which the clients of a run work: in this process, or in workers of a Ray cluster.
 
-    It is no option of the run: the noise and, to float rounding, the model are the same
-    wherever clients work and whatever is kept. Each resumption may choose another placement.
+    It is no option of the run: to float rounding, the sums of the clients are the same
+    wherever they work. Each resumption may choose another placement.
 
     Attributes:
       ray_workers: Number of Ray workers; one for each core if None and `ray_address` is given.
       ray_address: Address of a Ray cluster, "host:port" or "auto". If None, Ray is started on
         this machine for `ray_workers`.
-      memory_copies: Number of copies of the model that this process may keep to make a tree's
-        noise faster; as many as fit into 320 MiB if None.
     """
 
     ray_workers: int | None = None
     ray_address: str | None = None
-    memory_copies: int | None = None
 
     def __post_init__(self):
         if self.ray_workers is not None:
             validation.integer("ray_workers", self.ray_workers, minimum=1)
         if self.ray_address is not None:
             ray_address_lib.check(self.ray_address)
-        if self.memory_copies is not None:
-            validation.integer("memory_copies", self.memory_copies, minimum=0)
 
     @property
     def uses_ray(self) -> bool:

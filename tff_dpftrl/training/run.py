@@ -57,8 +57,8 @@ def train(
 ) -> report.TrainingResults:
     """Trains a model with federated learning and writes all results to a folder.
 
-    A run that is killed at any moment can be resumed: it goes on with the same cohort and the
-    same noise. `manifest.exists(output)` tells whether there is a run to go on with.
+    A run that is killed at any moment can be resumed: it goes on from the last committed round,
+    with the same cohort. `manifest.exists(output)` tells whether there is a run to go on with.
 
     Args:
       config: Options of a new run, or None to go on with the run in `output`.
@@ -273,7 +273,7 @@ def _identities(
 ) -> dict[str, Sequence[str]]:
     """Returns what must not change while a run lasts, by name."""
     released = {}
-    if config.num_evaluations:  # Their noise, too, must be that of one text.
+    if config.num_evaluations:
         released["texts of the held-out users"] = [language_task.held_out_text.survey.digest]
     return {
         **released,

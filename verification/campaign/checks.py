@@ -1,7 +1,8 @@
 """What must have held in a campaign, judged by what it has left.
 
 Nothing of the server is used: the log is what the database has noted by itself, the rows are
-read by SQL, sums and noise are computed anew from the devices' vectors and the seed.
+read by SQL, sums and noise are computed anew from the devices' vectors, the seed and what the noise
+was drawn with.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Law(enum.Enum):
 
     ONE_COMMIT = "no round is committed twice, or out of order"
     KEPT = "no committed round is lost: what anybody was told is in the store"
-    ONE_COHORT = "no released noise has met two cohorts: one model a round, for everybody"
+    ONE_MODEL = "a round has one model, for everybody and for good"
     EXACT_SUM = "every model is the sum of its devices' reports, and its noise"
     OWN_REPORTS = "every sum holds reports that were sent to it, each once, all that were accepted"
     GROWING_EPOCHS = "every leader has an epoch of its own, larger than all before"
@@ -283,7 +284,7 @@ def _check_told(evidence: Evidence, verdict: Verdict) -> None:
         versions.setdefault((task, rounds_done), set()).add(_digest(model))
     for key, models_of_round in versions.items():
         what = f"{len(models_of_round)} models after {key}"
-        verdict.note(Law.ONE_COHORT, len(models_of_round) == 1, what)
+        verdict.note(Law.ONE_MODEL, len(models_of_round) == 1, what)
 
 
 def _check_sums(evidence: Evidence, verdict: Verdict) -> None:
@@ -294,8 +295,8 @@ def _check_sums(evidence: Evidence, verdict: Verdict) -> None:
     }
     for task, number, metrics in evidence.released:
         total = sum(vectors[task, device] for device in metrics["whose"])
-        noise = hashlib.shake_256(f"{tiny_tasks.noise_seed(evidence.seed, task)}|{number}".encode())
-        noised = total + np.frombuffer(noise.digest(2 * tiny_tasks.SIZE), "<u2")
+        seed = tiny_tasks.noise_seed(evidence.seed, task)
+        noised = total + tiny_tasks.noise(seed, number, metrics["drawn"])
         model = (
             f"{task}|{number + 1}|".encode() + (noised % tiny_tasks.MODULUS).astype("<u2").tobytes()
         )

@@ -3,7 +3,8 @@
 A report is a vector of three parts: a one, which is counted; the number of the report in its
 device's place; and integers that no other device has (`memory_search` looks for them). What a round
 commits, its sum and a mask that stands for noise, can be computed anew by whoever knows the
-vectors and the seed (`checks` does). One task is summed in the clear, and one securely.
+vectors, the seed and what the mask was drawn with (`checks` does). One task is summed in the
+clear, and one securely.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -122,24 +124,21 @@ class VectorSum(population.Summation):
 
 
 class NoisyStep(population.ServerStep):
-    """Adds a mask that follows from seed and round. The state is both, as JSON."""
+    """Adds a mask that is drawn anew in each call. The state is seed and round, as JSON."""
 
     @override
     def apply(
         self, total: vectors.Vector, num_reports: int, model: bytes, state: bytes
     ) -> population.StepResult:
         del model, num_reports
-        kept = json.loads(state)
-        noise = np.frombuffer(
-            hashlib.shake_256(f"{kept['seed']}|{kept['round']}".encode()).digest(2 * SIZE), "<u2"
-        )
-        noised = (total[2] + noise.astype(np.uint32)) % MODULUS
+        kept, drawn = json.loads(state), secrets.token_hex(8)
+        noised = (total[2] + noise(kept["seed"], kept["round"], drawn)) % MODULUS
         made = f"{kept['task']}|{kept['round'] + 1}|".encode() + noised.astype("<u2").tobytes()
         whose = {str(i): int(total[1][i]) for i in np.flatnonzero(total[1])}
         return population.StepResult(
             model=made,
             state=first_state(kept["task"], kept["seed"], kept["round"] + 1),
-            metrics={"whose": whose, "model": hashlib.sha256(made).hexdigest()},
+            metrics={"whose": whose, "model": hashlib.sha256(made).hexdigest(), "drawn": drawn},
         )
 
     @override
@@ -162,6 +161,12 @@ def first_model(task: str) -> bytes:
 def noise_seed(seed: int, task: str) -> str:
     """Returns the seed of a task's noise."""
     return f"noise of {task}, {seed}"
+
+
+def noise(seed: str, round_index: int, drawn: str) -> np.ndarray:
+    """Returns the mask of one call of a step, integers of shape [SIZE]."""
+    content = hashlib.shake_256(f"{seed}|{round_index}|{drawn}".encode()).digest(2 * SIZE)
+    return np.frombuffer(content, "<u2").astype(np.uint32)
 
 
 def served_tasks(step: population.ServerStep | None = None) -> dict[str, served_task.ServedTask]:

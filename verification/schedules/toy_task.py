@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ class Noised:
     Attributes:
       task: The task.
       round_index: The round, from 0.
-      noise: Which noise it was; the same for every attempt at the round.
+      noise: Which noise it was: another one in each call of the step.
       devices: Whose reports are in the sum, sorted; each as often as it is in it.
     """
 
@@ -131,7 +132,7 @@ class SecureNameSum(NameSum):
 
 
 class NameStep(population.ServerStep):
-    """Adds noise to a list of names: the name of the noise.
+    """Adds noise to a list of names: the name of the noise, which no other call has.
 
     The state is the task, the seed and the round, like "task|seed|0".
     """
@@ -143,6 +144,7 @@ class NameStep(population.ServerStep):
           has_model: Whether the result is a model too, or metrics only.
         """
         self._has_model = has_model
+        self._calls = itertools.count()
 
     @override
     def apply(
@@ -150,7 +152,7 @@ class NameStep(population.ServerStep):
     ) -> population.StepResult:
         del model, num_reports
         task, seed, round_index = state.decode().split("|")
-        noise = f"{seed}:{round_index}"
+        noise = f"{seed}:{round_index}:{next(self._calls)}"
         if rows := rows_in(total):  # The noise is in the sum already.
             noise, total = rows, [name for name in total if name != rows]
         result = Noised(task, int(round_index), noise, tuple(sorted(total)))

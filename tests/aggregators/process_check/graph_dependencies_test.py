@@ -10,6 +10,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl.aggregators.process_check import graph_dependencies
+from tff_dpftrl.private_round import seeds
 
 
 def _analyse(function, num_results):
@@ -43,6 +44,18 @@ def test_control_dependencies_count():
 )
 def test_functions_and_loops_count_as_one_step(function):
     assert _analyse(function, 1).arguments == ({0, 1},)
+
+
+@pytest.mark.parametrize("source, is_known", [(seeds.SOURCE, True), ("/tmp/file", False)])
+def test_only_the_bits_of_the_operating_system_are_read_without_a_channel(source, is_known):
+    def keep_apart(a, b):
+        bits = tf.cast(seeds.root_seed_from_os()[0], tf.float32)
+        return a + bits, b
+
+    with seeds.reading(source):
+        dependencies = _analyse(keep_apart, 2)
+    assert dependencies.arguments == (({0}, {1}) if is_known else ({0, 1}, {0, 1}))
+    assert dependencies.random == (True, not is_known)
 
 
 def test_a_variable_is_a_channel_between_all():

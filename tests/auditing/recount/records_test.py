@@ -28,6 +28,8 @@ def test_a_row_that_a_crash_cut_short_is_left_out(tmp_path, part):
         ({"noise": "secure"}, [2**50, 7, 1, 2], "consistent", "It has 256 bits"),
         ({"noise": "secure"}, [2**50, 7], "violated", "that of secure noise has 256"),
         ({"noise": "secure"}, [1, 2, 3, 4], "violated", "nobody draws by chance"),
+        ({"noise": "philox"}, [[2**50, 7], [2**51, 3]], "consistent", "It has 128 bits"),
+        ({"noise": "philox"}, [[2**50, 7], [1, 2]], "violated", "it has [1, 2], which nobody"),
         ({"noise": "secure", "noise_party": "ab"}, [0, 0], "not tested", "parties draw the noise"),
     ],
 )

@@ -209,7 +209,7 @@ def test_the_sum_is_noised_and_goes_to_the_store_only():
     (commit,) = made.sent("store")
     assert (commit.epoch, commit.task, commit.round_index) == (2, "training", 5)
     result = toy_task.Noised.parse(commit.model.decode())
-    assert (result.devices, result.noise) == (("a", "b", "c"), "seed:5")
+    assert result.devices == ("a", "b", "c") and result.noise.startswith("seed:5:")
     assert commit.state == b"training|seed|6"
     assert commit.metrics["devices/reports"] == 3
     assert commit.metrics["attempt"] == "attempt"

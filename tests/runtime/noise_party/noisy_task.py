@@ -274,6 +274,6 @@ def start(
             answer_s=20.0, selection_s=20.0, upload_s=20.0, group_s=20.0
         ),
     )
-    rows = rows_lib.Rows(promise.noise, ledger.seed(), folder / "noisy.noise")
+    rows = rows_lib.Rows(promise.noise, ledger, folder / "noisy.noise")
     party = party_lib.Party(connection, promise, ledger, rows, KEY, clock=lambda: 0.0)
     return Running(party, ledger, connection)

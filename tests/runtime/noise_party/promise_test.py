@@ -120,7 +120,7 @@ def test_the_clip_norm_changes_at_restarts_only():
     promise = _promise(noisy_task.make(_RESTARTED, adaptive=True))
 
     def given(row, clip_norm):
-        return ledger_lib.Given(row, "a", b"s", clip_norm, 3, 0.0)
+        return ledger_lib.Given(row, "a", b"s", clip_norm, 3, 0.0, bytes(32))
 
     promise.check_clip_norm(0, noisy_task.CLIP, None)
     promise.check_clip_norm(2, noisy_task.CLIP, given(0, noisy_task.CLIP))

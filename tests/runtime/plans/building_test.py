@@ -9,6 +9,7 @@ import tensorflow as tf
 from tests.runtime.plans import small_tasks
 from tff_dpftrl.execution import graph_function, large_fills
 from tff_dpftrl.mechanisms import table
+from tff_dpftrl.private_round import seeds
 from tff_dpftrl.runtime.plans import (
     allowed_ops,
     building,
@@ -116,12 +117,12 @@ def test_every_mechanism_makes_plans(mechanism):
     verification.check_device_plan(plans.devices[0])
 
 
-def test_noise_that_a_repeated_round_would_draw_anew_is_refused():
+def test_noise_that_no_seed_of_a_state_has_made_is_refused():
     tff = pytest.importorskip("tensorflow_federated", reason="refuses noise of TFF")
     from tests.runtime.plans import tff_tasks
 
     aggregator = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(0.5, 3, 1.0)
-    with pytest.raises(building.CannotPlanError, match="could draw other noise"):
+    with pytest.raises(building.CannotPlanError, match="nobody could check"):
         small_tasks.plans(tff_tasks.federated_averaging(aggregator))
 
 
@@ -212,6 +213,17 @@ def test_operations_that_no_device_runs_are_refused(process, monkeypatch):
     monkeypatch.setattr(allowed_ops, "OPS_SINCE", {1: allowed_ops.allowed(1) - {"ParseExampleV2"}})
     with pytest.raises(building.CannotPlanError, match=r"do not run the operations \['ParseEx"):
         small_tasks.build_plans(process)
+
+
+def test_a_server_draws_anew_in_every_execution_and_from_the_system_only(process):
+    server = server_work.ServerWork(small_tasks.build_plans(process).server)
+    state = server.initialize()
+    finished = [server.weights(server.finish(state, server.zero())[0]) for _ in range(2)]
+    assert all(np.all(finished[0][label] != finished[1][label]) for label in finished[0])
+    with seeds.reading("/dev/zero"):
+        other = small_tasks.federated_averaging(small_tasks.fixed(0.5, deterministic_seed=None))
+    with pytest.raises(building.CannotPlanError, match="TextLineDataset.*nobody could check"):
+        small_tasks.build_plans(other)
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def test_a_process_that_repeats_its_noise_is_refused():
         small_tasks.federated_averaging(Forgetful(private_round)), private_round=private_round
     )
     (reason,) = _reasons(made)
-    assert "aggregator/round_index as it was, so that the next one would repeat" in reason
+    assert "aggregator/round_index as it was, so that the next one would be noised as" in reason
 
 
 @pytest.mark.usefixtures("costs_little")

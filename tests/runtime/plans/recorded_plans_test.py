@@ -6,6 +6,7 @@ tests.runtime.plans.recorded_plans_test record` writes the file anew, in the env
 `requirements/tff.lock`, for a change of the plans.
 """
 
+import dataclasses
 import pathlib
 import sys
 
@@ -13,7 +14,10 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
+from tests.runtime.tasks import small_folder
 from tff_dpftrl.runtime.plans import device_work, plan_pb2, server_work, signing, tensor_values
+from tff_dpftrl.runtime.tasks import planned_task, task_folder
+from verification import memory_store
 
 _RECORD = pathlib.Path(__file__).with_name("recorded_plans.npz")
 _KEYS = [ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(32))).public_key()]
@@ -63,6 +67,23 @@ def test_plans_of_tensorflow_2_14_give_the_same_updates(name):
             np.testing.assert_allclose(
                 np.asarray(array), recorded[f"{name}/state/{index}"], rtol=_APART, atol=_APART
             )
+
+
+def test_a_task_of_version_0_4_goes_on_with_noise_that_follows_from_its_state():
+    with np.load(_RECORD) as recorded:
+        signed = plan_pb2.SignedTask.FromString(recorded["text/task"].tobytes())
+    server, devices = signing.verified_task(signed, _KEYS)
+    terms = dataclasses.replace(small_folder.TERMS, server_plan=signed.server.sha256.hex())
+    folder = task_folder.TaskFolder(_RECORD, signed, server, devices, terms, small_folder.CONFIG)
+    assert folder.repeats_noise
+    rounds = small_folder.Rounds(planned_task.PlannedTask(folder), memory_store.MemoryStore())
+    task, first = rounds.task.served.task, rounds.commit
+    one, again = (
+        task.server_step.apply(task.summation.zero(), 0, first.model, first.state) for _ in range(2)
+    )
+    assert one.model == again.model != first.model
+    assert bytes(one.state) == bytes(again.state)
+    assert rounds.add(one).rounds_done == 1
 
 
 def _record():

@@ -10,13 +10,13 @@ import pytest
 import tensorflow as tf
 
 from tests.runtime.plans import small_tasks
-from tff_dpftrl.execution import compiled_process, draw_memory, graph_function, secure_noise
+from tff_dpftrl.execution import compiled_process, entropy, graph_function
 from tff_dpftrl.mechanisms import blt, tree
 from tff_dpftrl.private_round import noise_stream, secure_calls, seeds
 from tff_dpftrl.runtime.plans import building, server_work
 
 _STRATEGIES = {"blt": blt.Blt((0.9, 0.5), (0.3, 0.2)), "tree": tree.Tree(8)}
-_SPECS = [tf.TensorSpec([], tf.int64), tf.TensorSpec([5], tf.int64)]
+_SPECS = [tf.TensorSpec([], tf.int64), tf.TensorSpec([4], tf.int64)]
 
 
 @functools.cache
@@ -29,12 +29,10 @@ def _round(name):
     return small_tasks.federated_averaging(_aggregation(name))
 
 
-@pytest.mark.parametrize(
-    ("name", "copies"), [("blt", None), pytest.param("tree", 3, marks=pytest.mark.slow)]
-)
-def test_a_compiled_round_has_the_noise_of_its_round(name, copies):
+@pytest.mark.parametrize("name", ["blt", pytest.param("tree", marks=pytest.mark.slow)])
+def test_a_compiled_round_has_the_noise_of_its_round(name):
     aggregation = _aggregation(name)
-    compiled = compiled_process.CompiledProcess(_round(name), memory_copies=copies)
+    compiled = compiled_process.CompiledProcess(_round(name))
     private_round, shapes = aggregation.private_round, [[3, 1], [1]]
     noise_state = private_round.initial_state(shapes)
     no_clients = private_round.no_contribution(shapes)
@@ -50,30 +48,6 @@ def test_a_compiled_round_has_the_noise_of_its_round(name, copies):
     compiled.close()
 
 
-@pytest.mark.parametrize(
-    "copies", [2, *(pytest.param(copies, marks=pytest.mark.slow) for copies in (0, None))]
-)
-def test_a_memory_of_draws_changes_no_bit(copies):
-    stream = noise_stream.NoiseStream(tree.Tree(8).noise_recipe(), [[7], [3]], secure=True)
-    with secure_calls.graphs_for_others():
-        graph = graph_function.GraphFunction.trace(
-            lambda t, seed: stream.next((), t, seed)[0], _SPECS
-        )
-    memory = draw_memory.DrawMemory(copies)
-
-    def edit(graph_def):
-        memory.attach(graph_def)
-        secure_noise.answer(graph_def)
-
-    call = tf.function(graph.importer(edit=edit), input_signature=_SPECS)
-    for root in (1, 2):
-        seed = seeds.derive(seeds.root_seed(root, secure=True), 0)
-        for t in (0, 1, 2, 5, 1):
-            index = tf.constant(t, tf.int64)
-            for one, other in zip(call(index, seed), stream.next((), index, seed)[0], strict=True):
-                np.testing.assert_array_equal(one, other)
-
-
 def test_a_graph_whose_draws_nobody_answers_fails_and_shows_no_seed():
     stream = noise_stream.NoiseStream(_STRATEGIES["blt"].noise_recipe(), [[7]], secure=True)
     with secure_calls.graphs_for_others():
@@ -81,7 +55,7 @@ def test_a_graph_whose_draws_nobody_answers_fails_and_shows_no_seed():
             lambda t, seed: stream.next(stream.initial_buffer(), t, seed)[0], _SPECS
         )
     call = tf.function(graph.importer(), input_signature=_SPECS)
-    seed = seeds.derive(seeds.root_seed(1234567890123, secure=True), 0)
+    seed = seeds.root_seed(1234567890123, secure=True)
     with pytest.raises(tf.errors.InvalidArgumentError, match="own executor cannot") as caught:
         call(tf.constant(0, tf.int64), seed)
     assert "1234567890123" not in str(caught.value)
@@ -92,8 +66,8 @@ def _task_plans():
     return small_tasks.plans(_round("blt"), private_round=_aggregation("blt").private_round)
 
 
-def test_a_server_of_tasks_repeats_and_passes_over_secure_noise(task_plans):
-    server = server_work.ServerWork(task_plans.server)
+def test_a_server_of_tasks_draws_and_passes_over_secure_noise(task_plans):
+    server = server_work.ServerWork(task_plans.server, entropy.Repeated())
     state = server.initialize()
     labels = [tensor.label for tensor in server.state]
     assert state[labels.index("aggregator/seed")].shape == (4,)
@@ -123,7 +97,7 @@ def test_a_plan_with_a_call_to_this_process_is_refused():
     labels = ["a", "b", "c"]
     graph = building.graphs.traced(skip, specs, inputs=labels, outputs=labels)
     with pytest.raises(building.CannotPlanError, match="PyFunc"):
-        building._check_repeatable("skip", graph)
+        building._check_noise("skip", graph)
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def test_a_changed_row_is_named_when_the_store_is_opened(place, change, message)
 
 def test_the_advice_counts_rounds_by_what_is_whole(place):
     _change(place, _COMMIT.format("rounds_done = 9000000000"))
-    with pytest.raises(interface.StoreDamaged, match="keyboard/nwp 3, keyboard/other 1. A backup"):
+    with pytest.raises(interface.StoreDamaged, match="keyboard/nwp 3, keyboard/other 1. With"):
         sql.SqlStore(place)
 
 

@@ -51,8 +51,10 @@ def test_with_a_common_seed_the_model_is_that_of_the_servers_noise(tmp_path, ada
     rounds = [
         small_folder.Rounds(task, memory_store.MemoryStore()) for task in (by_party, by_server)
     ]
+    assert not by_party.folder.repeats_noise and by_server.folder.repeats_noise
     promise = promise_lib.Promise(by_party.folder, _PARTY)
-    rows = rows_lib.Rows(promise.noise, _SEED)
+    drawing = promise.noise
+    first = drawing.initial_state(_SEED)
     device, layout = small_folder.device_of(by_party), promise.parameters.layout
     step = promise.encoding.granularity(1.0) / 3  # Of the grid, in the model.
     largest = 0.0
@@ -68,7 +70,9 @@ def test_with_a_common_seed_the_model_is_that_of_the_servers_noise(tmp_path, ada
             for stored in small_folder.cohort(index)
         ]
         seed = promise.attempt(model).round_seed
-        noise = promise.vector(*rows.integers(index, seed))
+        before = drawing.before_round(first, index, lambda _: _SEED)
+        drawn, count, _ = drawing.draw(before, _SEED)
+        noise = promise.vector(*drawing.encode(drawn, count, seed))
         rounds[0].run_groups([(_added(layout, [*vectors, noise]), 3)])
         rounds[1].run_groups([(_added(layout, vectors), 3)])
         models = [tensor_values.from_bytes(one.commit.model, device.broadcast) for one in rounds]
@@ -207,7 +211,7 @@ def test_rounds_over_the_wire_have_the_noise_of_a_party_that_comes_and_goes(tmp_
                 connection,
                 promise,
                 ledger,
-                rows_lib.Rows(promise.noise, ledger.seed()),
+                rows_lib.Rows(promise.noise, ledger),
                 noised_folder.KEY,
             )
             try:

@@ -45,9 +45,12 @@ class _Quick:
 
 
 @contextlib.contextmanager
-def running(folder, count=8, populations=("tests",)):
-    """Devices that come again and again to all populations, and rest when they have to."""
-    plans = loaded_plans.LoadedPlans(small_tasks.KEYS, max_running=2)
+def running(folder, count=8, populations=("tests",), *, first=0, plans=None):
+    """Devices that come again and again to all populations, and rest when they have to.
+
+    `first` is the seed of the first one's examples.
+    """
+    plans = plans or loaded_plans.LoadedPlans(small_tasks.KEYS, max_running=2)
     key = signing_keys.load_private(folder.issuer)
     connection = server_connection.ServerConnection(
         folder.address(), folder.certificate.read_bytes()
@@ -83,7 +86,7 @@ def running(folder, count=8, populations=("tests",)):
             if not stop.is_set():
                 raise
 
-    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(count)]
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(first, first + count)]
     for thread in threads:
         thread.start()
     try:

@@ -146,10 +146,10 @@ def _logs_a_vector(play):
 
 MISTAKES = {
     _stale_epoch: {Law.FRESH_EPOCH},
-    _goes_on_from_a_backup: {Law.ONE_COMMIT, Law.ONE_COHORT, Law.KEPT},
-    _releases_before_the_commit: {Law.KEPT, Law.ONE_COHORT},
+    _goes_on_from_a_backup: {Law.ONE_COMMIT, Law.ONE_MODEL, Law.KEPT},
+    _releases_before_the_commit: {Law.KEPT, Law.ONE_MODEL},
     _tells_of_what_is_never_committed: {Law.KEPT},
-    _draws_other_noise: {Law.EXACT_SUM, Law.ONE_COHORT},
+    _draws_other_noise: {Law.EXACT_SUM, Law.ONE_MODEL},
     _sums_reports_twice: {Law.EXACT_SUM, Law.OWN_REPORTS},
     _counts_wrongly: {Law.OWN_REPORTS},
     _loses_an_accepted_report: {Law.OWN_REPORTS},

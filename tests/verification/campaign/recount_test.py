@@ -74,12 +74,13 @@ def test_what_contradicts_the_devices_is_found(row, upload, what):
 class _NotingSession(wire_session.WireSession):
     """A session of a device that keeps a record of its own."""
 
-    def keep(self, number, uploads):
-        self._number, self._uploads = number, uploads
+    def keep(self, number, uploads, models):
+        self._number, self._uploads, self._models = number, uploads, models
 
     def fetch(self, keep_going):
-        attempt = self._configuration.attempt
+        attempt, model = self._configuration.attempt, self._configuration.broadcast
         work = super().fetch(keep_going)
+        self._models.add((work.round_index, model))
         self._upload = _upload(self._number, work.round_index, attempt, False)
         return work
 
@@ -95,11 +96,12 @@ class _NotingSession(wire_session.WireSession):
 class _NotingDevice(device_runtime.DeviceRuntime):
     number: int = 0
     uploads: list = dataclasses.field(default_factory=list)
+    models: set = dataclasses.field(default_factory=set)
 
     def steps(self, population):
         made = super().steps(population)
         made.__class__ = _NotingSession
-        made.keep(self.number, self.uploads)
+        made.keep(self.number, self.uploads, self.models)
         return made
 
 
@@ -121,8 +123,8 @@ def _serve(path, tmp_path, port, log):
     )
 
 
-def _devices(folder, port, stop):
-    """Starts devices; returns their threads and their own records."""
+def _devices(folder, port, stop, models):
+    """Starts devices, which note the models that they get; returns threads and own records."""
     plans = loaded_plans.LoadedPlans(small_tasks.KEYS, max_running=2)
     key = signing_keys.load_private(folder.issuer)
     connection = server_connection.ServerConnection(
@@ -141,6 +143,7 @@ def _devices(folder, port, stop):
             generator=random.Random(number),
             number=number,
             uploads=records[number],
+            models=models,
         )
         while not stop.is_set():
             own.run_session("tests")
@@ -156,15 +159,17 @@ def _devices(folder, port, stop):
 def test_the_statement_of_a_task_whose_server_was_killed_is_that_of_a_recount(tmp_path):
     path = tmp_path / "small"
     config = dataclasses.replace(small_folder.CONFIG, over_selection=1.0, least_fraction=1.0)
-    small_folder.write(path, small_tasks.ROUNDS["blt"](), config=config)
+    aggregation = small_tasks.fixed(0.5, deterministic_seed=None)  # Its noise is new in each call.
+    small_folder.write(path, small_tasks.federated_averaging(aggregation), config=config)
     task = planned_task.load(path, small_tasks.KEYS)
     folder = server_folder.of(tmp_path / "store" / "server")
     folder.make(("localhost", "127.0.0.1"))
     port, generator, stop = _free_port(), random.Random(20261122), threading.Event()
+    models, shown = set(), []
     with open(tmp_path / "log", "wb") as log, sql.SqlStore(tmp_path / "store") as store:
         task.add_to(store)
         server = _serve(path, tmp_path, port, log)
-        threads, records, connection = _devices(folder, port, stop)
+        threads, records, connection = _devices(folder, port, stop, models)
         try:
             for killed in range(NUM_KILLS):
                 while len(store.history("tests", "small")) <= killed:
@@ -173,6 +178,7 @@ def test_the_statement_of_a_task_whose_server_was_killed_is_that_of_a_recount(tm
                 time.sleep(generator.uniform(0.0, 0.4))
                 server.send_signal(signal.SIGKILL)
                 server.wait()
+                shown.append(store.history("tests", "small"))
                 server = _serve(path, tmp_path, port, log)
             assert server.wait(300) == 0
         finally:
@@ -182,6 +188,10 @@ def test_the_statement_of_a_task_whose_server_was_killed_is_that_of_a_recount(tm
             for thread in threads:
                 thread.join(60)
         rows, commit = store.history("tests", "small"), store.last_commit("tests", "small")
+
+    assert all(rows[: len(before)] == before for before in shown)
+    models.add((commit.rounds_done, commit.model))
+    assert len(models) == len({round_index for round_index, _ in models})
 
     terms = task.folder.terms
     edges = task.folder.server.participation

@@ -96,7 +96,7 @@ def test_thirty_faults_break_no_law(tmp_path):
             "--actors",
             "ReleasesBeforeTheCommit",
             _numbers_of(AFTER_THE_NOISE),
-            checks.Law.ONE_COHORT,
+            checks.Law.ONE_MODEL,
         ),
     ],
 )

@@ -74,7 +74,7 @@ class ReleasesBeforeTheCommit(master_aggregator.MasterAggregator):
 
 
 class ShowsMetricsBeforeTheCommit(master_aggregator.MasterAggregator):
-    """An attempt that fails afterwards has released its noise; the next one uses it again."""
+    """An attempt that fails afterwards has shown what no commit has."""
 
     def _try_to_commit(self):
         made = self._result
@@ -84,6 +84,23 @@ class ShowsMetricsBeforeTheCommit(master_aggregator.MasterAggregator):
                 events.RoundReleased(made.task, made.round_index, self.address, made.metrics),
             )
         super()._try_to_commit()
+
+
+class ComputesAgainForARetry(master_aggregator.MasterAggregator):
+    """Shows the last result, and the store may have kept an earlier one."""
+
+    def _step(self, compute):
+        self._compute = compute
+        super()._step(compute)
+
+    def _try_to_commit(self):
+        if self._tries:
+            self._result = dataclasses.replace(self._result, model=self._compute().model)
+        super()._try_to_commit()
+
+    def _stored(self, message):
+        commit = dataclasses.replace(message.commit, model=self._result.model)
+        super()._stored(messages.RoundStored(commit))
 
 
 class CountsSumsTwice(master_aggregator.MasterAggregator):
@@ -179,6 +196,7 @@ MASTER = roles.MasterAggregatorRole
 MASTERS = [
     ReleasesBeforeTheCommit,
     ShowsMetricsBeforeTheCommit,
+    ComputesAgainForARetry,
     CountsSumsTwice,
     TakesTooFewReports,
 ]

@@ -173,6 +173,7 @@ FOUND_BY = {
     "GivesTheSameEpochAgain": watch.Law.ONE_OWNER,
     "ReleasesBeforeTheCommit": watch.Law.COMMIT_FIRST,
     "ShowsMetricsBeforeTheCommit": watch.Law.COMMIT_FIRST,
+    "ComputesAgainForARetry": watch.Law.COMMIT_FIRST,
     "CountsReportsTwice": watch.Law.COUNTED_ONCE,
     "CountsSumsTwice": watch.Law.COUNTED_ONCE,
     "TakesTooFewReports": watch.Law.ENOUGH_REPORTS,

@@ -63,8 +63,8 @@ class Trace:
       releases: Private releases, in the order of their calls.
       contributions: Type of each clipping's contribution, by the number of its call.
       released_twice: Numbers of the clippings whose sums went into more than one release.
-      repeats_noise: Numbers of the clippings whose release was given the same state as an
-        earlier one, hence the same noise.
+      shares_state: Numbers of the clippings whose release was given the state of an earlier one,
+        or what that one returned.
     """
 
     outputs: Mapping[tuple[str | int, ...], labels_lib.Labels]
@@ -72,7 +72,7 @@ class Trace:
     releases: Sequence[PrivateRelease]
     contributions: Mapping[int, tff_names.Type]
     released_twice: frozenset[int]
-    repeats_noise: frozenset[int]
+    shares_state: frozenset[int]
 
 
 def trace(computation: tff_names.ConcreteComputation) -> Trace:
@@ -99,7 +99,7 @@ def trace(computation: tff_names.ConcreteComputation) -> Trace:
         evaluator.releases,
         evaluator.contributions,
         frozenset(call for call, count in evaluator.num_releases.items() if count > 1),
-        frozenset(evaluator.repeats_noise),
+        frozenset(evaluator.shares_state),
     )
 
 
@@ -124,8 +124,8 @@ class _Evaluator:
         self.releases: list[PrivateRelease] = []
         self.contributions: dict[int, tff_names.Type] = {}
         self.num_releases: collections.Counter[int] = collections.Counter()
-        self.repeats_noise: set[int] = set()
-        self._noise_states: set[labels_lib.Label] = set()
+        self.shares_state: set[int] = set()
+        self._released_states: set[labels_lib.Label] = set()
         self._placement: tff_names.PlacementLiteral | None = None
 
     def evaluate(
@@ -236,7 +236,7 @@ class _Evaluator:
             return argument  # It was made for the sums of one clipping, not for others.
         (call,) = {label.call for label in covered}
         self.num_releases[call] += 1
-        # The seed is among the inputs: a release that shares it with an earlier one repeats noise.
+        # The accounting has one release of each state in a round.
         state = {
             label
             for i, element in enumerate(argument)
@@ -244,9 +244,9 @@ class _Evaluator:
             for label in labels_lib.union(element)
             if isinstance(label, labels_lib.ServerInput)
         }
-        if state & self._noise_states:
-            self.repeats_noise.add(call)
-        self._noise_states |= state
+        if state & self._released_states:
+            self.shares_state.add(call)
+        self._released_states |= state
         reasons = [pair.not_private_because for pair in covered.values()]
         replaced: dict[labels_lib.Label, labels_lib.Labels]
         if any(reasons):

@@ -13,10 +13,10 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from tff_dpftrl.execution import graph_function, process_form, tff_names
+from tff_dpftrl.execution import entropy, graph_function, process_form, tff_names
 
 _HARMLESS_STATEFUL = frozenset(
-    ["Assert", "If", "Placeholder", "PrintV2", "StatefulPartitionedCall", "While"]
+    ["Assert", "If", "Placeholder", "PrintV2", "StatefulPartitionedCall", "While", *entropy.OPS]
 )
 
 
@@ -59,7 +59,10 @@ def analyse(
         name for name, function in functions.items() if any(map(_is_random, function.node_def))
     }
     bodies = [graph_def.node, *(function.node_def for function in functions.values())]
-    if not all(_is_harmless(node) for body in bodies for node in body):
+    is_known = entropy.is_of_the_system(graph_def) and all(
+        _is_harmless(node) for body in bodies for node in body
+    )
+    if not is_known:
         is_random = any(_is_random(node) for body in bodies for node in body)
         return Dependencies(everything.arguments, (is_random,) * num_results)
     nodes = {node.name: node for node in graph_def.node}
@@ -80,7 +83,9 @@ def analyse(
 
 
 def _is_random(node: Any) -> bool:
-    return "Random" in node.op or "TruncatedNormal" in node.op or node.op == "Multinomial"
+    """Checks whether a node draws, or reads the bits of the operating system."""
+    names = ("Random", "TruncatedNormal", "Multinomial", "TextLineDataset")
+    return any(name in node.op for name in names)
 
 
 def _calls(node: Any) -> bool:

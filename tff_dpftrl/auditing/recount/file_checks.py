@@ -114,14 +114,14 @@ def _secrets(run: records.Records) -> Iterator[tuple[str, tuple[bytes, ...]]]:
         yield (
             "the seed of the noise",
             (
-                seed.tobytes(),
+                *(row.tobytes() for row in np.atleast_2d(seed)),
                 *(str(word).encode() for word in (*words, *unsigned)),
                 *(f"{word:016x}".encode() for word in unsigned),
             ),
         )
     for name, what in (
         ("cohort_seed", "the seed of the cohorts"),
-        ("metrics_seed", "the seed of the noise of the metrics"),
+        ("metrics_seed", "the seed of the noise of the metrics"),  # Of runs of version 0.4.
         ("ledger.sqlite.key", "the key"),
     ):
         path = run.folder / "private" / name

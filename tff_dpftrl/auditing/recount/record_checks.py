@@ -104,7 +104,7 @@ def epsilon_asked_for(run: records.Records, terms: terms_lib.Terms) -> tuple[flo
 
 
 def ledger(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
-    """Checks that the ledger is one history, without gaps, forks or noise used twice."""
+    """Checks that the ledger is one history, without gaps or forks."""
     history = run.ledger
     if history is None:
         return findings.skipped(test, GONE)
@@ -131,11 +131,11 @@ def ledger(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_rep
         wrong.append(f"clients were asked in round {min(strangers)}, which never began")
     noises = [noise for _, noise, _ in history.rounds.values() if noise is not None]
     if len(set(noises)) < len(noises):
-        wrong.append("two rounds have the same noise")
+        wrong.append("two rounds go on from the same state of the noise")
     if terms.noise_multiplier > 0.0 and len(noises) < begun:
         wrong.append(f"{begun - len(noises)} rounds have no fingerprint of their noise")
     wrong += _index(history)
-    fine = f"{done} rounds are committed, each after the one before, and no two with the same noise"
+    fine = f"{done} rounds are committed, each from the state that the one before it left"
     return findings.judged(test, wrong, fine, nothing=not begun and _NO_ROUND)
 
 
@@ -221,7 +221,7 @@ def checkpoint(test: str, run: records.Records) -> audit_report.Finding:
     wrong += state_faults(state, done)
     pending = history.rounds.get(done)
     if pending is not None and pending[1] not in (None, state.fingerprint(part="aggregator")):
-        wrong.append(f"round {done} was begun with other noise than that of the state")
+        wrong.append(f"round {done} was begun from another state of the noise")
     fine = f"The state after round {done} has the fingerprint that the ledger and its name say"
     unnamed = "the manifest does not say by which version the state has its fingerprint"
     return findings.judged(test, wrong, fine, nothing=not has_fingerprint and unnamed)
@@ -323,11 +323,12 @@ def seed(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_repor
         wrong = ["the state has no seed, and yet noise is claimed"]
         has_noise = terms.noise_multiplier > 0.0
         return findings.judged(test, wrong if has_noise else [], "There is no noise, and no seed")
-    # A person chooses small numbers; the operating system draws all bits.
-    words = words.whole()
-    chosen = np.all(np.abs(words.astype(float)) < 2.0**40)
-    wrong = [f"it is {words.tolist()}, which nobody draws by chance"] if chosen else []
-    bits = 64 * words.size
+    # A person chooses small numbers; the operating system draws all bits. Rows after the first one
+    # are the seeds of past draws.
+    words = np.atleast_2d(words.whole())
+    chosen = words[np.all(np.abs(words.astype(float)) < 2.0**40, axis=1)]
+    wrong = [f"it has {row}, which nobody draws by chance" for row in chosen.tolist()]
+    bits = 64 * words.shape[1]
     if bits < 256 and run.config.get("noise") == "secure" and terms.noise_multiplier > 0.0:
         wrong.append(f"it has {bits} bits, and that of secure noise has 256")
     fine = f"It has {bits} bits, drawn in secret as far as can be seen"

@@ -43,8 +43,8 @@ The simulator checks these laws:
   and the store refuses all but the latest.
 - **Noise, commit, release**: the task's server step adds the noise, and the Master Aggregator sends
   the result to the store and to nobody else. All that leaves (the next round's model, metrics) is
-  read from a commit that the store has confirmed. An abandoned attempt has released nothing, so
-  that the same round, with the same noise, may have another cohort.
+  read from a commit that the store has confirmed, and is never computed again: other calls of the
+  step have other noise. An abandoned attempt has released nothing.
 - **Loss**: with an Aggregator, its devices are lost, with a merging Aggregator those of all
   Aggregators below it; with a Master Aggregator, the attempt; with a
   Selector, its connected devices; with a Coordinator, nothing that is committed.

@@ -43,10 +43,10 @@ class Coordinator(actor.Actor):
     One attempt runs at a time, while the devices of the next one are selected. All that a
     Coordinator needs is in the store; when it dies, the next one reads the same.
 
-    Devices of a failed attempt may have counted the round as a participation, and the round's noise
-    may have met their reports. The attempt therefore uses its round up: the round is committed as
-    skipped, so that the devices' separations go on. The store has a note of the attempt, so that
-    the next Coordinator does the same after this one has died.
+    Devices of a failed attempt may have counted the round as a participation. The attempt therefore
+    uses its round up: the round is committed as skipped, so that the devices' separations go on.
+    The store has a note of the attempt, so that the next Coordinator does the same after this one
+    has died.
 
     A round is also skipped when too few devices wait while others check in
     that have to rest. At most `min_sep` rounds in a row are skipped for rests: then no device has

@@ -103,8 +103,8 @@ class StepResult:
 class ServerStep(abc.ABC):
     """The server's update of a round: adds the noise to the sum and updates the model.
 
-    Its result must be a pure function of its arguments: the noise comes from the seed in `state`,
-    so that a retried round draws the same noise. It sends, logs and writes nothing.
+    Each call may draw other noise: what is committed of a round is the result of one call, and
+    nobody else sees another one. It sends, logs and writes nothing.
     """
 
     @abc.abstractmethod
@@ -482,7 +482,8 @@ class Task:
         return (
             f"{others}They have counted later rounds than this store has: it was restored from an "
             "older copy, or begun anew. Stop, and serve the store that has all rounds, or make the "
-            "task anew under another name. Rounds that are made twice have the same noise."
+            "task anew under another name. Rounds that are made twice cost privacy that no "
+            "statement counts."
         )
 
     def is_over(self, commit: interface.Commit) -> bool:

@@ -38,6 +38,8 @@ class Kind:
       tables: SQL statements that create the empty tables. A semicolon at the end of a line
         separates them; there must be none elsewhere.
       if_damaged: Advice for a damaged file, one sentence.
+      upgrade: SQL statement that brings the tables of the version before to this one; a file of
+        that version is refused if it is empty.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Kind:
     version: int
     tables: str
     if_damaged: str
+    upgrade: str = ""
 
 
 class PrivateDatabase:
@@ -182,6 +185,12 @@ class PrivateDatabase:
         application_id, version = self._marks()
         if application_id != self._kind.application_id:
             raise validation.UsageError(f"{self.path} is not {self._kind.name}: name another file.")
+        if self._kind.upgrade and version == self._kind.version - 1:
+            with self.transaction() as connection:
+                if self._marks()[1] == version:  # Another process may have been first.
+                    connection.execute(self._kind.upgrade)
+                    connection.execute(f"PRAGMA user_version = {self._kind.version}")
+            version = self._kind.version
         if version != self._kind.version:
             raise validation.UsageError(
                 f"{self.path} is {self._kind.name} of format {version}, and this version knows "

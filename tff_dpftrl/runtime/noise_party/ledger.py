@@ -1,11 +1,14 @@
-"""The noise that a party has given for one task, and the seed that it comes from: one SQLite file.
+"""The noise that a party has given for one task, and what it comes from: one SQLite file.
 
 Noise of a round is a row of the strategy. A row is given to one attempt, and never to another: with
 the same noise in two sums, their difference is a sum without noise. So a row is written here,
 durably, before anything of it is sent. An attempt that fails later has used its row up. Rows are
 given in increasing order; those in between are passed over, and never given.
 
-The file must not be copied or restored from a backup: an older one does not know of later rows.
+A copy of the file, or an older one from a backup, does not know of later rows. What it gives in
+their place is other noise: the seed of a row's new draws is that of the ledger, joined by exclusive
+or with fresh bits of the attempt, which are written with the row. Rows that are passed over have
+those of the next row that is given.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.runtime.device import private_database
 
 SEED_BYTES = 32
-"""Size of a ledger's seed, which the operating system draws."""
+"""Size of a ledger's seed and of an attempt's fresh bits, which the operating system draws."""
 
 SENT = "sent"
 """Outcome of a row that was given, while the server has not said what became of it."""
@@ -30,7 +33,7 @@ SUMMED = "summed"
 _KIND = private_database.Kind(
     name="a noise party's ledger",
     application_id=0x44504E50,  # "DPNP"
-    version=1,
+    version=2,
     tables="""CREATE TABLE task (
   only INTEGER PRIMARY KEY CHECK (only = 0),
   task TEXT NOT NULL,
@@ -44,11 +47,15 @@ CREATE TABLE given (
   clip_norm REAL,                      -- that devices clip to, where it is learned
   devices INTEGER NOT NULL,            -- in the sum, as the server has named them
   time REAL NOT NULL,                  -- seconds since 1970, by the clock of that moment
-  outcome TEXT NOT NULL
+  outcome TEXT NOT NULL,
+  entropy BLOB NOT NULL                -- fresh bits of the attempt, secret
 )""",
     if_damaged="This party no longer knows which noise it has given, and must not go on: the task "
     "has to be made anew, with a new key of the party.",
+    # The new draws of earlier rows have the seed of the ledger alone.
+    upgrade=f"ALTER TABLE given ADD COLUMN entropy BLOB NOT NULL DEFAULT x'{'00' * SEED_BYTES}'",
 )
+_COLUMNS = "row, attempt, session, clip_norm, devices, time, entropy, outcome"
 
 
 class NoiseRefusedError(Exception):
@@ -66,6 +73,7 @@ class Given:
       clip_norm: L2 norm that devices of the attempt clip to; None if it is fixed.
       devices: Number of devices in the sum, as the server has named them.
       time: Time in seconds since 1970.
+      entropy: `SEED_BYTES` fresh bytes that its new draws come from. Secret.
       outcome: `SENT`, `SUMMED`, or the server's reason for refusing the noise.
     """
 
@@ -75,6 +83,7 @@ class Given:
     clip_norm: float | None
     devices: int
     time: float
+    entropy: bytes = dataclasses.field(repr=False)
     outcome: str = SENT
 
 
@@ -148,10 +157,22 @@ class Ledger:
         [names] = self._database.read("SELECT task, terms FROM task")
         return names
 
-    def seed(self) -> np.ndarray:
-        """Returns the root seed of all noise, int64, shape [4]. Secret."""
+    def seed(self, entropy: bytes = bytes(SEED_BYTES)) -> np.ndarray:
+        """Returns the seed of the ledger joined with fresh bits, int64, shape [4]. Secret."""
         [(seed,)] = self._database.read("SELECT seed FROM task")
-        return np.frombuffer(seed, "<i8").astype(np.int64)
+        words = np.frombuffer(seed, "<i8") ^ np.frombuffer(entropy, "<i8")
+        return words.astype(np.int64)
+
+    def root(self, row: int) -> np.ndarray:
+        """Returns the seed of a row's new draws, int64, shape [4]. Secret.
+
+        Args:
+          row: Index of the round, before `next_row`.
+        """
+        [(entropy,)] = self._database.read(
+            "SELECT entropy FROM given WHERE row >= ? ORDER BY row LIMIT 1", row
+        )
+        return self.seed(entropy)
 
     @property
     def next_row(self) -> int:
@@ -161,18 +182,12 @@ class Ledger:
 
     def given(self) -> list[Given]:
         """Returns all rows that were given, in their order."""
-        rows = self._database.read(
-            "SELECT row, attempt, session, clip_norm, devices, time, outcome FROM given "
-            "ORDER BY row"
-        )
+        rows = self._database.read(f"SELECT {_COLUMNS} FROM given ORDER BY row")
         return [Given(*row) for row in rows]
 
     def last(self) -> Given | None:
         """Returns the row that was given last; None if none was."""
-        rows = self._database.read(
-            "SELECT row, attempt, session, clip_norm, devices, time, outcome FROM given "
-            "ORDER BY row DESC LIMIT 1"
-        )
+        rows = self._database.read(f"SELECT {_COLUMNS} FROM given ORDER BY row DESC LIMIT 1")
         return Given(*rows[0]) if rows else None
 
     def check(self, row: int, attempt: str, session: bytes) -> None:
@@ -208,20 +223,27 @@ class Ledger:
                 "of them, and raise --most-skipped."
             )
 
-    def give(self, given: Given) -> None:
+    def give(self, given: Given, first: int) -> None:
         """Writes, durably, that a row is given. Only then may anything of it be sent.
 
         Args:
           given: The row and the attempt that gets it.
+          first: `next_row` before its noise was drawn, which depends on the rows before.
 
         Raises:
-          NoiseRefusedError: If `check` refuses it.
+          NoiseRefusedError: If `check` refuses it, or a row was given since.
           OSError: If it cannot be written. Nothing may be sent then.
         """
         with self._database.transaction() as connection:  # Nobody else writes meanwhile.
             self.check(given.row, given.attempt, given.session)
+            if self.next_row != first:
+                raise NoiseRefusedError(
+                    f"another process has given the noise of round {self.next_row - 1} meanwhile: "
+                    "run one process with this ledger."
+                )
             connection.execute(
-                "INSERT INTO given VALUES (?, ?, ?, ?, ?, ?, ?)", dataclasses.astuple(given)
+                f"INSERT INTO given ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                dataclasses.astuple(given),
             )
 
     def note(self, row: int, outcome: str) -> None:

@@ -165,7 +165,7 @@ class Party:
         """
         first = self._ledger.next_row
         if first < self._promise.num_rounds:
-            self._rows.prepare(first)  # Before a group waits for it.
+            self._rows.prepare()
         self._row = None
         stream: server_connection.Stream | None = None
         reason = "the server has no address."
@@ -212,7 +212,7 @@ class Party:
         if isinstance(answer, wire_pb2.ComeBack):
             stream.finish()
             return self._sent_away(answer)
-        return self._answer_attempt(stream, answer, session_stream.sends_less(version))
+        return self._answer_attempt(stream, answer, first, session_stream.sends_less(version))
 
     def _sent_away(self, answer: wire_pb2.ComeBack) -> Ended:
         reason = server_connection.one_line(answer.reason)
@@ -226,21 +226,23 @@ class Party:
         self,
         stream: server_connection.Stream,
         configuration: wire_pb2.Configuration,
+        first: int,
         packs_bits: bool,
     ) -> Ended:
         row = configuration.round_index
         attempt, session_name = self._check(configuration)
         asked = self._promise.attempt(configuration.broadcast)
         self._promise.check_clip_norm(row, asked.clip_norm, self._ledger.last())
-        vector = self._promise.vector(*self._rows.integers(row, asked.round_seed))
+        integers, count, entropy = self._rows.integers(row, asked.round_seed)
+        vector = self._promise.vector(integers, count)
         num_devices = 0
 
         def give() -> vectors.Vector:
-            self._ledger.give(
-                ledger_lib.Given(
-                    row, attempt, session_name, asked.clip_norm, num_devices, self._clock()
-                )
+            now = self._clock()
+            given = ledger_lib.Given(
+                row, attempt, session_name, asked.clip_norm, num_devices, now, entropy
             )
+            self._ledger.give(given, first)
             self._row = row
             return vector
 

@@ -1,8 +1,8 @@
 """Noise of one round after the other, with the past noise that it depends on.
 
-All of it is a function of the seed and the round, so that a party that was killed draws the same
-noise again. A checkpoint of the past noise makes that quick. It may be lost; one that is damaged is
-not used.
+Each attempt gets new noise, drawn with fresh bits. Past noise is a function of the ledger, so that
+a party that was killed draws the same again. A checkpoint makes that quick. It may be lost; one
+that is damaged, or that other rows were given before, is not used.
 """
 
 from __future__ import annotations
@@ -11,24 +11,17 @@ import hashlib
 import io
 import os
 import pathlib
-from typing import NamedTuple
+import secrets
 
 import numpy as np
 import tensorflow as tf
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, validation
 from tff_dpftrl.private_round import party_noise
+from tff_dpftrl.runtime.noise_party import ledger as ledger_lib
 
 _ROWS_BETWEEN_CHECKPOINTS = 16
-
-
-class _Drawn(NamedTuple):
-    """Unit noise of a round: that of the update, that of the count, and the state after it."""
-
-    row: int
-    noise: tf.Tensor
-    count: tf.Tensor
-    after: party_noise.State
+_ROW_BYTES = 8
 
 
 class Rows:
@@ -37,54 +30,63 @@ class Rows:
     def __init__(
         self,
         noise: party_noise.PartyNoise,
-        seed: np.ndarray,
+        ledger: ledger_lib.Ledger,
         checkpoint: str | os.PathLike[str] | None = None,
     ):
         """Begins at the checkpoint, if there is one.
 
         Args:
           noise: Noise of the task.
-          seed: Root seed of the noise, int64.
+          ledger: Ledger of the task.
           checkpoint: File for past noise, which is secret; None for no file.
+
+        Raises:
+          ValueError: If the ledger has rows that an earlier version has drawn otherwise.
         """
-        self._noise, self._seed = noise, seed
+        if noise.is_reduced_tree and any(not any(one.entropy) for one in ledger.given()):
+            raise validation.UsageError(
+                "an earlier version has given noise of this tree with variance reduction, which "
+                "this one draws in another way: go on with that version, or make the task anew."
+            )
+        self._noise, self._ledger = noise, ledger
         self._path = None if checkpoint is None else pathlib.Path(checkpoint)
-        self._state = noise.initial_state(seed)
-        self._drawn: _Drawn | None = None
+        self._state = noise.initial_state(ledger.seed())
+        self._drawn = b"", self._state  # Fresh bits of the last attempt, and the state after it.
         self._kept = 0  # Row of the state in the checkpoint.
         if self._path is not None:
             self._read(self._path)
 
-    def prepare(self, row: int) -> None:
-        """Draws the unit noise of a round, such as while the server chooses devices.
-
-        Args:
-          row: Index of the round.
-        """
-        if self._drawn is not None and self._drawn.row == row:
+    def prepare(self) -> None:
+        """Makes the past noise that the next row depends on, before a group waits for it."""
+        last = self._ledger.last()
+        if last is None:
             return
-        drawn = self._drawn
-        if drawn is not None and drawn.row < row:
-            self._state = drawn.after
-        if int(self._state.round_index) > row:
-            self._state = self._noise.initial_state(self._seed)
-        self._state = self._noise.before_round(self._state, row)
-        self._keep(row)
-        self._drawn = _Drawn(row, *self._noise.draw(self._state))
+        if last.entropy == self._drawn[0]:
+            self._state = self._drawn[1]
+        self._state = self._noise.before_round(self._state, last.row + 1, self._ledger.root)
+        self._keep(last.row + 1)
 
-    def integers(self, row: int, round_seed: np.ndarray) -> tuple[np.ndarray, int]:
-        """Returns the noise of a round on the grid of its secure sum.
+    def integers(self, row: int, round_seed: np.ndarray) -> tuple[np.ndarray, int, bytes]:
+        """Draws noise for one attempt at a round, on the grid of its secure sum.
+
+        It is drawn when the attempt has begun, and used in no other: a copy of this process has no
+        noise in store that it could give to another sum.
 
         Args:
           row: Index of the round.
           round_seed: Public seed of the round's rotation, int64, shape [2].
 
         Returns:
-          Integers modulo the grid's modulus, and the integer for the doubled count.
+          Integers modulo the grid's modulus, the integer for the doubled count, and the fresh bits
+          to be written to the ledger before anything is sent.
         """
-        self.prepare(row)
-        assert self._drawn is not None
-        return self._noise.encode(self._drawn.noise, self._drawn.count, round_seed)
+        self.prepare()
+        entropy = secrets.token_bytes(ledger_lib.SEED_BYTES)
+        root = self._ledger.seed(entropy)
+        before = self._noise.before_round(self._state, row, lambda _: root)
+        noise, count, after = self._noise.draw(before, root)
+        self._drawn = entropy, after
+        return (*self._noise.encode(noise, count, round_seed), entropy)
 
     def _keep(self, row: int) -> None:
         """Writes the state before a round, if there is past noise and the last one is old."""
@@ -92,11 +94,11 @@ class Rows:
         if self._path is None or not has_past or row < self._kept + _ROWS_BETWEEN_CHECKPOINTS:
             return
         arrays = [np.asarray(part) for part in tf.nest.flatten(self._state)]
-        content = io.BytesIO()
-        np.savez(content, *arrays)
-        durable_files.write(
-            self._path, self._digest(content.getvalue()) + content.getvalue(), private=True
-        )
+        file = io.BytesIO()
+        file.write(row.to_bytes(_ROW_BYTES, "little"))
+        np.savez(file, *arrays)
+        content = file.getvalue()
+        durable_files.write(self._path, self._digest(content) + content, private=True)
         self._kept = row
 
     def _read(self, path: pathlib.Path) -> None:
@@ -107,11 +109,14 @@ class Rows:
         digest, content = content[:32], content[32:]
         if digest != self._digest(content):
             return
-        with np.load(io.BytesIO(content), allow_pickle=False) as loaded:
+        with np.load(io.BytesIO(content[_ROW_BYTES:]), allow_pickle=False) as loaded:
             arrays = [tf.constant(loaded[name]) for name in loaded.files]
         self._state = tf.nest.pack_sequence_as(self._state, arrays)
         self._kept = int(self._state.round_index)
 
     def _digest(self, content: bytes) -> bytes:
-        """Returns the SHA-256 of a checkpoint and the seed that its noise comes from."""
-        return hashlib.sha256(self._seed.tobytes() + content).digest()
+        """Returns the SHA-256 of a checkpoint and of all that its noise comes from."""
+        row = int.from_bytes(content[:_ROW_BYTES], "little")
+        given = [(one.row, one.entropy) for one in self._ledger.given() if one.row < row]
+        before = self._ledger.seed().tobytes() + repr(given).encode()
+        return hashlib.sha256(before + content).digest()

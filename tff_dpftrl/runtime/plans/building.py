@@ -11,7 +11,13 @@ import tensorflow as tf
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl import validation
-from tff_dpftrl.execution import compiled_process, federated_round, graph_function, large_fills
+from tff_dpftrl.execution import (
+    compiled_process,
+    entropy,
+    federated_round,
+    graph_function,
+    large_fills,
+)
 from tff_dpftrl.models import metric_grid
 from tff_dpftrl.private_round import interface, secure_calls
 from tff_dpftrl.runtime import participation_histograms
@@ -118,8 +124,8 @@ def build_plans(
     """Builds the plans of a round of federated learning.
 
     A process of TFF must be one that `execution.compile_process` compiles: training with any
-    aggregator of this package, or evaluation. Its noise must be a function of its state, since
-    an attempt that is repeated must repeat its noise.
+    aggregator of this package, or evaluation. It may draw random numbers from the seeds of its
+    state and from the operating system's generator only.
 
     The least runtime version of a plan follows from its operations, and from whether it asks for
     secure aggregation.
@@ -164,7 +170,7 @@ def build_plans(
             process = process_form.round_of(process)
         server = _server_plan(process)
         server.skip.CopyFrom(_skip_graph(server, private_round))
-        _check_repeatable("skip", server.skip)
+        _check_noise("skip", server.skip)
         if broadcast is not None:
             server.prepare.CopyFrom(_prepare_like(server.prepare, broadcast))
         server.MergeFrom(
@@ -414,7 +420,7 @@ def _server_plan(round_: federated_round.FederatedRound) -> plan_pb2.ServerPlan:
         ),
     )
     for name in ("prepare", "zero", "accumulate", "merge", "finish"):
-        _check_repeatable(name, getattr(plan, name))
+        _check_noise(name, getattr(plan, name))
     return plan
 
 
@@ -454,16 +460,18 @@ def _access(access: federated_round.Access) -> plan_pb2.Graph:
     return _part(access.graph, labels, access.result.labels)
 
 
-def _check_repeatable(name: str, graph: plan_pb2.Graph) -> None:
-    """Refuses a part of the server that could draw other noise for the same state."""
-    ops = set(verification.operations(tf.compat.v1.GraphDef.FromString(graph.graph_def)))
-    repeatable = allowed_ops.allowed(allowed_ops.RUNTIME_VERSION) - allowed_ops.DRAWS_ANEW
-    repeatable |= large_fills.OPS
-    if ops - repeatable:
+def _check_noise(name: str, graph: plan_pb2.Graph) -> None:
+    """Refuses a part of the server that draws random numbers which no seed of a state has made."""
+    graph_def = tf.compat.v1.GraphDef.FromString(graph.graph_def)
+    drawn = large_fills.OPS
+    if name in ("finish", "skip") and entropy.is_of_the_system(graph_def):
+        drawn |= entropy.OPS
+    known = allowed_ops.allowed(allowed_ops.RUNTIME_VERSION) - allowed_ops.DRAWS_ANEW
+    unknown = set(verification.operations(graph_def)) - known - drawn
+    if unknown:
         raise CannotPlanError(
-            f"The server's {name} has the operations {sorted(ops - repeatable)}: a round that is "
-            "repeated after a crash could draw other noise. Take an aggregator of tff_dpftrl, "
-            "whose noise is a function of the state."
+            f"The server's {name} has the operations {sorted(unknown)}: nobody could check that "
+            "their noise is that of a private mechanism. Take an aggregator of tff_dpftrl."
         )
 
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 from google.protobuf import message
 
 from tff_dpftrl.execution import client_part, graph_function, lent_arrays, secure_noise
+from tff_dpftrl.execution import entropy as entropy_lib
 from tff_dpftrl.runtime.plans import plan_pb2
 
 
@@ -65,20 +66,32 @@ def spec_of(tensor: plan_pb2.Tensor) -> tf.TensorSpec:
 
 
 def function_of(
-    graph: plan_pb2.Graph, *, variables_from: int | None = None, draws_noise: bool = False
+    graph: plan_pb2.Graph,
+    *,
+    variables_from: int | None = None,
+    draws_noise: bool = False,
+    entropy: entropy_lib.Repeated | None = None,
 ) -> Callable[..., Sequence[tf.Tensor]]:
     """Makes a function of a trusted graph: from tensors to a list of tensors, on the CPU.
 
     Arguments from the index `variables_from` on are variables, as `lent_arrays.lent` makes them.
-    With `draws_noise` this process draws the secure noise of the graph.
+    With `draws_noise` this process draws the secure noise of the graph. The graph reads `entropy`
+    in place of the operating system's bits, in tests and audits only.
     """
+
+    def edit(graph_def: tf.compat.v1.GraphDef) -> None:
+        if entropy is not None:
+            entropy.read_instead(graph_def)
+        if draws_noise:
+            secure_noise.answer(graph_def)
+
     specs = [spec_of(tensor) for tensor in graph.inputs]
     call = graph_function.GraphFunction(
         graph.graph_def,
         tuple(tensor.name for tensor in graph.inputs),
         tuple(tensor.name for tensor in graph.outputs),
         tuple(specs),
-    ).importer(edit=secure_noise.answer if draws_noise else None)
+    ).importer(edit=edit)
     if variables_from is not None:
         call = lent_arrays.taking(call, variables_from, specs[variables_from:])
         specs[variables_from:] = [tf.TensorSpec([], tf.resource)] * (len(specs) - variables_from)

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_dpftrl import validation
+from tff_dpftrl.execution import entropy as entropy_lib
 from tff_dpftrl.runtime.plans import (
     allowed_ops,
     device_work,
@@ -169,7 +170,8 @@ class _Beginning:
     """Server's part of a task, and the state that all trials begin with."""
 
     def __init__(self, server: plan_pb2.ServerPlan):
-        self.work = server_work.ServerWork(server)
+        # Two rounds from one state have the same noise here, which their difference is without.
+        self.work = server_work.ServerWork(server, entropy_lib.Repeated())
         self.bounds = report_bounds.ReportBounds(server, 1)
         self.state = self.work.initialize()
         self.broadcast = self.work.broadcast(self.state)
@@ -286,7 +288,7 @@ class _Trial:
                 bounds.check(update)
                 sums = self._server.accumulate(sums, update)
             total = self._times(sums, self._predicates.devices_per_proxy)
-            # Both have the same noise: their difference is what the devices changed.
+            # Their difference is what the devices changed.
             without, _ = self._server.finish(state, self._server.zero())
             self._check_noise(state, without)
             state, metrics = self._server.finish(state, total)
@@ -306,7 +308,7 @@ class _Trial:
         )
 
     def _check_noise(self, before: server_work.State, after: server_work.State) -> None:
-        """Refuses a round that is not past its noise, which the next round would repeat.
+        """Refuses a round that is not past its noise, as which the next one would be noised.
 
         A round that is skipped moves what noise follows from: so must a round that is finished.
         """
@@ -317,8 +319,9 @@ class _Trial:
             counts = np.issubdtype(new.dtype, np.integer)
             if not np.array_equal(new, skipped) if counts else np.array_equal(new, old):
                 raise validation.UsageError(
-                    f"A round leaves {tensor.label} as it was, so that the next one would repeat "
-                    "its noise: the process must keep the state that its aggregator returns."
+                    f"A round leaves {tensor.label} as it was, so that the next one would be "
+                    "noised as this one: the process must keep the state that its aggregator "
+                    "returns."
                 )
 
     def _times(self, sums: server_work.Sums, count: int) -> server_work.Sums:

@@ -6,9 +6,9 @@
         sums = work.accumulate(sums, update)
     new_state, metrics = work.finish(state, sums)  # Commit both, then release.
 
-Every function but `initialize` is pure: `finish` repeats its noise when it is called again with a
-state. Noise that has left the process must never be added to other sums: commit the first result,
-or nothing of the attempt. A state holds the seed of the noise and is secret.
+`initialize`, `finish` and `skip` draw new noise in every call; the other functions are pure. Commit
+one result of `finish` before anybody sees anything of it: a second one that is released, too, costs
+privacy that nobody has counted. A state holds the seed of the noise and is secret.
 
 A server checks devices in before it needs TensorFlow, which takes seconds to import. So only what
 runs a graph imports it.
@@ -28,6 +28,8 @@ from tff_dpftrl.runtime.plans import plan_pb2, secure_report, tensor_values
 if TYPE_CHECKING:
     import tensorflow as tf
 
+    from tff_dpftrl.execution import entropy as entropy_lib
+
 State: TypeAlias = list[np.ndarray]
 """Tensors of a process's state; `tensor_values.to_bytes` serialises them."""
 
@@ -44,8 +46,12 @@ class UpdateRefusedError(validation.UsageError):
 class ServerWork:
     """The server's part of a task."""
 
-    def __init__(self, plan: plan_pb2.ServerPlan):
-        """Stores a verified plan. Whoever needs a graph first waits for `load`."""
+    def __init__(self, plan: plan_pb2.ServerPlan, entropy: entropy_lib.Repeated | None = None):
+        """Stores a verified plan. Whoever needs a graph first waits for `load`.
+
+        With `entropy`, for tests and audits, equal arguments give equal results.
+        """
+        self._entropy = entropy
         self.plan = plan
         """What it runs."""
         self._num_plain = len(plan.zero.outputs)
@@ -57,7 +63,7 @@ class ServerWork:
         """Imports TensorFlow and traces the graphs at the first call, which takes some seconds."""
         with self._loading:
             if self._loaded is None:
-                self._loaded = Functions(self.plan)
+                self._loaded = Functions(self.plan, self._entropy)
             return self._loaded
 
     @property
@@ -146,7 +152,7 @@ class ServerWork:
         """Ends a round: adds noise and takes the optimizer's step.
 
         Unless `keeps_arguments`, both lists are emptied, and their memory is free as soon as it is
-        not needed. Equal arguments give equal results: the new state, and the metrics by label.
+        not needed. It returns the new state, and the metrics by label.
         """
         from tff_dpftrl.execution import lent_arrays
 
@@ -188,17 +194,19 @@ class ServerWork:
 class Functions:
     """The graphs of a server's plan as functions."""
 
-    def __init__(self, plan: plan_pb2.ServerPlan):
+    def __init__(self, plan: plan_pb2.ServerPlan, entropy: entropy_lib.Repeated | None = None):
         from tff_dpftrl.runtime.plans import graphs
 
         self.prepare = graphs.function_of(plan.prepare)
         self.zero = [_light(array) for array in _arrays(graphs.function_of(plan.zero)())]
         self.accumulate = _adding(plan.accumulate)
         self.merge = _adding(plan.merge)
-        self.finish = graphs.function_of(plan.finish, variables_from=0, draws_noise=True)
+        self.finish = graphs.function_of(
+            plan.finish, variables_from=0, draws_noise=True, entropy=entropy
+        )
         self.get_weights = graphs.function_of(plan.get_weights)
         self.set_weights = graphs.function_of(plan.set_weights)
-        self.skip = graphs.function_of(plan.skip, draws_noise=True)
+        self.skip = graphs.function_of(plan.skip, draws_noise=True, entropy=entropy)
 
 
 def _adding(graph: plan_pb2.Graph) -> _Adding:

@@ -167,8 +167,7 @@ class ServerFolder:
     def check_rounds(self, population: str, task: str, plan: str, rounds_done: int) -> None:
         """Refuses a store that was set back: its rounds would be released a second time.
 
-        They would have the same noise and other cohorts, so that the difference of the two
-        models would have no noise at all.
+        What both times show together costs more privacy than the task's statement says.
 
         Args:
           population: Name of the population.
@@ -185,9 +184,9 @@ class ServerFolder:
         if known_plan == plan and rounds_done < known:
             raise validation.UsageError(
                 f"The store has {rounds_done} rounds of the task {task!r}, and {known} were "
-                "committed and released: it was set back, by a backup for instance. Repeated, its "
-                "rounds would have the same noise for other devices, which reveals them. Bring "
-                f"the newer store back, or make the task anew; {self.rounds} holds the number."
+                "committed and released: it was set back, by a backup for instance. Rounds that "
+                "are made twice cost privacy that no statement counts. Bring the newer store back, "
+                f"or make the task anew; {self.rounds} holds the number."
             )
 
     def _known_rounds(self) -> dict[str, list]:

@@ -10,7 +10,7 @@
   and the metrics of the last round. A commit replaces the row if its round is the next one. It is
   one transaction: others see all of it or nothing.
 - An attempt at a round is noted before devices take part. There is one for each round: whoever
-  leads after a failure skips the round, so that its noise never meets the reports of two attempts.
+  leads after a failure skips the round, which the devices of the attempt may have counted.
 
 The aggregator's state holds the seed of the noise: whoever reads a store can subtract the noise. A
 store is therefore as secret as the memory of the server. A commit does not release a result; what
@@ -95,7 +95,7 @@ class RoundUsedUp(StoreRefusal):
         """Names the round."""
         super().__init__(
             f"Another attempt at round {round_index} of the task {task!r} has begun before: skip "
-            "the round, whose noise must not meet the reports of two attempts."
+            "the round, which its devices may have counted."
         )
 
 
@@ -151,8 +151,9 @@ def backup_advice(rounds: Mapping[str, int]) -> str:
     else:
         which = "all released rounds (`rounds.json` in the server's folder has their numbers)"
     return (
-        f"Restore only a backup that has {which}. A backup with fewer would repeat noise that is "
-        "released already: a task without such a backup has to end."
+        f"Restore only a backup that has {which}. With fewer, rounds would be released a second "
+        "time, which costs privacy that no statement counts, and in tasks of version 0.4 repeats "
+        "noise: a task without such a backup has to end."
     )
 
 
@@ -186,8 +187,7 @@ class Commit:
         `StoreError` if it cannot be read, or has a newer one.
       metrics: Metrics of the last round; JSON-compatible.
       attempt: Name of the attempt at the next round that has begun, if any. Its devices may have
-        counted the round, and its reports may have met the round's noise. Unless that attempt
-        commits the round, it has to be skipped.
+        counted the round. Unless that attempt commits the round, it has to be skipped.
     """
 
     task: str

@@ -52,6 +52,14 @@ FILES = (PLANS, TERMS, _SIGNATURE, PUBLIC_KEY, _CONFIG, EXAMPLES, BUCKETS)
 FILES += (vocabulary_file.NAME, _README)
 """Names of all files that a task may have."""
 
+REPEATS_NOISE = (
+    "its noise follows from its state alone, as in version 0.4: never go on from a copy or backup "
+    "of its store, whose rounds would have the same noise for other devices, which reveals them."
+)
+"""Sentence on a task that `repeats_noise`, after its name."""
+
+_READS_FRESH_BITS = b"TextLineDataset"  # Of `private_round.seeds`, in graphs of later versions.
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TaskFolder:
@@ -84,6 +92,14 @@ class TaskFolder:
     def name(self) -> str:
         """Name of the task."""
         return self.terms.task
+
+    @property
+    def repeats_noise(self) -> bool:
+        """Whether a round that is made again from a state has the same noise."""
+        server, terms = self.server, self.terms
+        if terms.strategy is None or not terms.noise_multiplier or server.HasField("party_noise"):
+            return False
+        return _READS_FRESH_BITS not in server.finish.graph_def
 
     def initialize(self) -> plan_pb2.Graph:
         """Reads the graph of the first state, with the initial weights, again if it is not here."""

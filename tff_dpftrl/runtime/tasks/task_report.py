@@ -219,6 +219,8 @@ def write(
         privacy_line(statement),
         *statement.headline_caveats,
     ]
+    if folder.repeats_noise:
+        lines.append(f"{terms.task}: {task_folder.REPEATS_NOISE}")
     return TaskReport(rows, statement, held_out, "\n".join(lines))
 
 
