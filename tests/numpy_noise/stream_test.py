@@ -299,7 +299,8 @@ def test_damaged_states_are_refused(change, message):
 
 def _as_version_1(state):
     parameters = json.loads(state["parameters"].item()) | {"version": 1}
-    return state | {"seed": np.atleast_2d(state["seed"])[0], "parameters": np.array(json.dumps(parameters))}
+    seed = np.atleast_2d(state["seed"])[0]
+    return state | {"seed": seed, "parameters": np.array(json.dumps(parameters))}
 
 
 @pytest.mark.parametrize(
