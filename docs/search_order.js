@@ -20,6 +20,8 @@ const TEXT_WEIGHT = 1;
 const ANSWERED_BY = {
   min_sep: "docs/explanation/participation",
   max_participations: "docs/explanation/participation",
+  continue: "docs/how_to/resume",
+  crash: "docs/how_to/resume",
   csv: "docs/how_to/tables",
   parquet: "docs/how_to/tables",
 };
