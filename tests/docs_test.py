@@ -23,6 +23,7 @@ _TEXTS = sorted(
     [
         *_ROOT.glob("*.md"),
         *_DOCS.rglob("*.md"),
+        *_ROOT.glob("benchmarks/*.md"),
         *_ROOT.glob("experiments/*.md"),
         *_ROOT.glob("tff_dpftrl/*/README.md"),
     ]
