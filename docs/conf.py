@@ -28,7 +28,7 @@ extensions = [
 ]
 external_toc_path = "docs/_toc.yml"
 suppress_warnings = ["etoc.glob"]  # A folder may have no page yet.
-exclude_patterns = ["benchmarks", "experiments", "tests"]
+exclude_patterns = ["benchmarks/peers", "tests"]
 
 # Anchors as on a forge, at all depths of headings; notebooks are executed by `make notebooks`.
 myst_heading_anchors = 6

@@ -26,9 +26,10 @@ const ANSWERED_BY = {
   parquet: "docs/how_to/tables",
 };
 
-// Factor of a page's points: people's pages before those of the code.
+// Factor of a page's points: people's pages before those of the code and the records of measurements.
+const OF_CODE = /^(reference\/python|tff_dpftrl|benchmarks|experiments|CHANGELOG|CONTRIBUTING|ARCHITECTURE)\b/;
 function pageWeight(page) {
-  if (/^(reference\/python|tff_dpftrl|CHANGELOG|CONTRIBUTING|ARCHITECTURE)\b/.test(page)) return 0.1;
+  if (OF_CODE.test(page)) return 0.1;
   if (/^docs\/explanation\/(glossary|reading_a_statement)$/.test(page)) return 1.2;
   if (/^docs\/(how_to|explanation)\//.test(page)) return 1.1;
   return /^docs\/README$/.test(page) ? 0.5 : 1;
@@ -64,7 +65,6 @@ function rankPages(index, words, stem) {
       points.set(page, (points.get(page) ?? 0) + weight * rarity);
     }
   }
-  for (const [page, sum] of points) points.set(page, sum * pageWeight(index.docnames[page]));
   return points;
 }
 
@@ -83,7 +83,7 @@ function termsSearch(words) {
 
 // Titles and names that hold the whole query have points of Sphinx's own, up to 100.
 var Scorer = {
-  score: ([page, , , , points]) => points * (/^(reference\/python|tff_dpftrl|CHANGELOG)\b/.test(page) ? 0.1 : 1),
+  score: ([page, , , , points]) => points * pageWeight(page),
   objNameMatch: 1,
   objPartialMatch: 1,
   objPrio: { 0: 0, 1: 0, 2: 0 },

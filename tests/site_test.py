@@ -206,7 +206,8 @@ pages.forEach(([name, text], page) => {
 Search._index = index;
 const best = questions.map((question) => {
   const words = splitWords(question).filter((word) => !stopwords.includes(word)).map(stem);
-  const found = Search.performTermsSearch(new Set(words)).sort((a, b) => b[4] - a[4]);
+  const found = Search.performTermsSearch(new Set(words));
+  found.sort((a, b) => Scorer.score(b) - Scorer.score(a));
   return found.slice(0, 3).map((result) => result[0]);
 });
 console.log(JSON.stringify(best));
@@ -217,6 +218,7 @@ console.log(JSON.stringify(best));
 def test_the_search_answers_questions_in_plain_language(pages):
     root = _DOCS.parent
     paths = [*_DOCS.rglob("*.md"), *root.glob("*.md"), *root.glob("tff_dpftrl/*/README.md")]
+    paths += [*root.glob("benchmarks/*.md"), *root.glob("experiments/*.md")]
     texts = [(str(p.relative_to(root).with_suffix("")), p.read_text("utf-8")) for p in paths]
     texts += [(name.removesuffix(".md"), text) for name, text in pages.items()]
     done = subprocess.run(
