@@ -185,7 +185,7 @@ def _zeros(shape: tf.TensorShape, nothing: tf.Tensor) -> tf.Tensor:
 
 
 def checked_row_splits(rows: Rows, row_splits: tf.Tensor) -> tf.Tensor:
-    """Returns `row_splits` as int64; they fail when run unless they rise from 0 to the row count."""
+    """Returns `row_splits` as int64; fails when run unless they rise from 0 to the row count."""
     row_splits = tf.cast(row_splits, tf.int64)
     ends = [row_splits[0], *(row_splits[-1] for _ in tf.nest.flatten(rows))]
     wanted = [0, *(tf.shape(x, out_type=tf.int64)[0] for x in tf.nest.flatten(rows))]

@@ -405,7 +405,7 @@ class OfLosses:
 
 
 class _Backward(typing.NamedTuple):
-    """Losses, and gradients of the sum of all losses with respect to what weights have a part in."""
+    """Losses of units, and gradients of their sum for what weights have a part in."""
 
     losses: tf.Tensor
     results: list[_Result]

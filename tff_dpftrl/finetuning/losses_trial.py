@@ -45,7 +45,7 @@ def refuse(
 ) -> None:
     """Refuses losses that the trial shows to be unfit for clipped sums.
 
-    Unfit losses mix rows, change variables, leave weights without a gradient, or are not finite.
+    Unfit losses mix rows, change variables, or leave weights without a gradient; or none is finite.
     The rows are tried as they are and with their values shuffled, the weights as they are and
     moved: mixing may not show where a weight is zero.
     """

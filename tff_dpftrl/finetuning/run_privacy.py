@@ -192,7 +192,7 @@ class SampledFinetuning(privacy.PrivacyPlan):
     def of(
         cls, plan: plan_lib.Plan, *, clip_norm: float, deterministic_seed: int | None
     ) -> SampledFinetuning:
-        """Makes the plan of a run; `deterministic_seed` is the caller's seed of noise and samples."""
+        """Makes the plan of a run; a `deterministic_seed` is the caller's, of noise and samples."""
         return cls(
             noise_multiplier=plan.noise_multiplier,
             clip_norm=clip_norm,
