@@ -56,8 +56,9 @@ _HELP = {
     "batch_size": "Sequences in a batch.",
     "learning_rate": "Adam's learning rate in the beginning.",
     "seed": "Seed of the initial weights and of the order of the text.",
-    "without_near_duplicates_of": "Leave out texts that nearly repeat text of this corpus, such as "
-    "that of the run that follows. It is looked at for this, which no epsilon covers.",
+    "without_near_duplicates_of": "Corpus, such as that of the run that follows. Public texts "
+    "that nearly repeat its texts are left out. Its texts are looked at for this, which "
+    "no epsilon covers.",
 }
 
 
