@@ -274,8 +274,8 @@ class FinetuningConfig(language_config.TextConfig):
     )
     stop_at_accuracy: float | None = _option(
         None,
-        "Held-out top-1 accuracy at which the run stops, as a share, not in %. Default: the"
-        " run does not stop for accuracy.",
+        "Held-out top-1 accuracy at which the run stops, as a share, not in %. Default: the "
+        "run does not stop for accuracy.",
         "run",
     )
     held_out_users: Literal["public", "protected"] = _option(
@@ -304,8 +304,8 @@ class FinetuningConfig(language_config.TextConfig):
     )
     deterministic_noise_seed: int | None = _option(
         None,
-        "Seed of noise and samples, for debugging only: the run is then NOT private. Default: the"
-        " operating system's generator.",
+        "Seed of noise and samples, for debugging only: the run is then NOT private. Default: the "
+        "operating system's generator.",
         "run",
         0,
     )

@@ -97,8 +97,8 @@ class TrainingConfig(language_config.LanguageConfig):
     )
     server_adam_epsilon: float = _option(
         1e-7,
-        "Term that the server's optimizer 'adam' adds to the root of its second moment. Steps are"
-        " normalised where updates are larger than this term.",
+        "Term that the server's optimizer 'adam' adds to the root of its second moment. Steps are "
+        "normalised where updates are larger than this term.",
         "federated learning",
         0.0,
     )
@@ -133,8 +133,8 @@ class TrainingConfig(language_config.LanguageConfig):
         None,
         "Secret sampling of users beside correlated noise, for data that one party holds whole. "
         "cyclic: groups take turns, and a round is a Poisson sample of the group; needs a banded "
-        "mechanism. bins: each user is in every round of a bin. b-min-sep: Poisson samples of the"
-        " users who were not in the last rounds. min_sep is the number of groups, or the b. For "
+        "mechanism. bins: each user is in every round of a bin. b-min-sep: Poisson samples of the "
+        "users who were not in the last rounds. min_sep is the number of groups, or the b. For "
         "dp-ftrl and dp-fedavg.",
         "privacy",
     )
@@ -183,8 +183,8 @@ class TrainingConfig(language_config.LanguageConfig):
     )
     per_layer_clipping: bool = _option(
         False,
-        "dp-fedavg and dp-fedsgd: clip each of the m tensors of an update by itself, to clip_norm"
-        " / √m, instead of all of them together.",
+        "dp-fedavg and dp-fedsgd: clip each of the m tensors of an update by itself, to clip_norm "
+        "/ √m, instead of all of them together.",
         "privacy",
     )
     clip_norm_schedule: str | None = _option(
@@ -198,8 +198,8 @@ class TrainingConfig(language_config.LanguageConfig):
         None,
         "Number of clients a round of a larger run to simulate. The noise on the average of "
         "clients_per_round is then what that run would have. Noise, target_epsilon, min_sep and "
-        "max_participations are then those of the larger run. The statement says what it and what"
-        " the simulation promise.",
+        "max_participations are then those of the larger run. The statement says what it and what "
+        "the simulation promise.",
         "privacy",
         1,
     )
@@ -313,8 +313,8 @@ class TrainingConfig(language_config.LanguageConfig):
     )
     stop_at_accuracy: float | None = _option(
         None,
-        "Held-out top-1 accuracy at which the run stops, as a share, not in %. Default: the"
-        " run does not stop for accuracy.",
+        "Held-out top-1 accuracy at which the run stops, as a share, not in %. Default: the "
+        "run does not stop for accuracy.",
         "run",
     )
     held_out_users: Literal["public", "protected"] = _option(

@@ -186,8 +186,8 @@ class LanguageConfig(TextConfig):
         None,
         "Units that text is split into. 'words'. 'wordpiece': pieces of words, which exported "
         "models and plans of devices can have. 'sentencepiece': pieces of text with its spaces, "
-        "and bytes, so that nothing is unknown. Sub-words of both kinds are learned on the public"
-        " text of --vocabulary. 'checkpoint': the units of the tokenizer.json of --vocabulary or "
+        "and bytes, so that nothing is unknown. Sub-words of both kinds are learned on the public "
+        "text of --vocabulary. 'checkpoint': the units of the tokenizer.json of --vocabulary or "
         "of the initial weights (docs/how_to/subwords.md). Default: as in a vocabulary.json or "
         "tokenizer.json; else words.",
         "data",
@@ -195,8 +195,8 @@ class LanguageConfig(TextConfig):
     vocabulary: str | None = option(
         None,
         "Source of the vocabulary. 'english': frequent words of ordinary English. 'docs': "
-        "docstrings of the standard library, for technical text. A file: the vocabulary.json of a"
-        " model, the tokenizer.json of a checkpoint, or a file that you declare to be public, "
+        "docstrings of the standard library, for technical text. A file: the vocabulary.json of a "
+        "model, the tokenizer.json of a checkpoint, or a file that you declare to be public, "
         "either one word a line (.txt) or a corpus of other users, as for --data. 'dp' (train): "
         "words of the training users, counted with noise, for a share of the budget. 'private': "
         "the same without noise, which the privacy statement then does not cover. Default: that "
