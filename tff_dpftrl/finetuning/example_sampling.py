@@ -127,7 +127,6 @@ class Contributions(abc.ABC):
       group_size: G, the largest number of examples of one user in the pool (ELS) or in a step
         (ULS).
       sampling_probability: p of an example (ELS) or q of a user (ULS) in one step, in (0, 1].
-      num_steps: T.
     """
 
     def __init__(

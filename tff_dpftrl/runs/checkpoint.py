@@ -35,12 +35,10 @@ class CheckpointError(validation.UsageError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Snapshot:
-    """State taken apart into its tensors, each of which is hashed only once.
+    """State taken apart into its tensors, each of which is hashed only once; they are not copied.
 
-    Attributes:
-      paths: Path of each tensor in the state, like "aggregator/noise/0".
-      tensors: The tensors, in the same order; not copied.
-      known_digests: Digests of the tensors, if they were hashed already.
+    Paths are like "aggregator/noise/0"; tensors have their order. `known_digests` has those of
+    tensors that were hashed already.
     """
 
     paths: tuple[str, ...]

@@ -269,7 +269,6 @@ class DpFtrlPlan(privacy.FederatedPlan):
     """Plan of DP-FTRL: correlated noise and a participation schema, no sampling assumption.
 
     Attributes:
-      schema: The declared participation schema.
       wanted_schema: Participation schema of the run that was asked for: the simulated run, if there
         is one.
       strategy: The strategy matrix, restarts included; None without clipping and noise.
