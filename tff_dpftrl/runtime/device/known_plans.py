@@ -54,13 +54,7 @@ class MemoryPlans(KnownPlans):
     """Plans of one device in memory; the contents may be shared with other devices."""
 
     def __init__(self, contents: dict[bytes, bytes] | None = None, *, most_plans: int = 16):
-        """Starts without plans.
-
-        Args:
-          contents: Contents by key, to which the device adds its own: devices in one process share
-            them. None for a dictionary of its own.
-          most_plans: Largest number of plans that the device has.
-        """
+        """Starts without plans; devices in one process may share `contents`, the plans by key."""
         self._is_shared = contents is not None
         self._contents = {} if contents is None else contents
         self._most_plans = validation.integer("most_plans", most_plans, minimum=1)
@@ -99,17 +93,7 @@ class PlanFolder(KnownPlans):
         most_plans: int = 16,
         most_bytes: int = 64_000_000,
     ):
-        """Opens the folder, or makes it, for its owner only.
-
-        Args:
-          folder: The folder; its parent must exist.
-          most_plans: Largest number of plans that are kept.
-          most_bytes: Largest size of all plans together, in bytes.
-
-        Raises:
-          ValueError: If a number is below 1.
-          OSError: If there is no folder, and it cannot be made.
-        """
+        """Opens the folder, or makes it, for its owner only; its parent must exist."""
         self._folder = pathlib.Path(folder)
         self._most_plans = validation.integer("most_plans", most_plans, minimum=1)
         self._most_bytes = validation.integer("most_bytes", most_bytes, minimum=1)

@@ -33,15 +33,9 @@ class Rows:
         ledger: ledger_lib.Ledger,
         checkpoint: str | os.PathLike[str] | None = None,
     ):
-        """Begins at the checkpoint, if there is one.
+        """Begins at the checkpoint, the file of secret past noise, if there is one.
 
-        Args:
-          noise: Noise of the task.
-          ledger: Ledger of the task.
-          checkpoint: File for past noise, which is secret; None for no file.
-
-        Raises:
-          ValueError: If the ledger has rows that an earlier version has drawn otherwise.
+        It raises ValueError if the ledger has rows that an earlier version has drawn otherwise.
         """
         if noise.is_reduced_tree and any(not any(one.entropy) for one in ledger.given()):
             raise validation.UsageError(
@@ -70,15 +64,11 @@ class Rows:
         """Draws noise for one attempt at a round, on the grid of its secure sum.
 
         It is drawn when the attempt has begun, and used in no other: a copy of this process has no
-        noise in store that it could give to another sum.
+        noise in store that it could give to another sum. `round_seed` is the public seed of the
+        round's rotation, int64, shape [2].
 
-        Args:
-          row: Index of the round.
-          round_seed: Public seed of the round's rotation, int64, shape [2].
-
-        Returns:
-          Integers modulo the grid's modulus, the integer for the doubled count, and the fresh bits
-          to be written to the ledger before anything is sent.
+        Returns integers modulo the grid's modulus, the integer for the doubled count, and the fresh
+        bits to be written to the ledger before anything is sent.
         """
         self.prepare()
         entropy = secrets.token_bytes(ledger_lib.SEED_BYTES)

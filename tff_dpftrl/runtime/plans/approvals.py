@@ -51,12 +51,7 @@ def approve(
 
 @dataclasses.dataclass(frozen=True)
 class Reviewers:
-    """Keys of reviewers, and the number of approvals that a task needs.
-
-    Attributes:
-      keys: Public keys by the reviewers' names; each key once.
-      required: Smallest number of reviewers who approve a task.
-    """
+    """Keys of reviewers by name, each key once, and the smallest number of approvals of a task."""
 
     keys: Mapping[str, ed25519.Ed25519PublicKey]
     required: int = 1

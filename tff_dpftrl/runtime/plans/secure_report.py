@@ -53,19 +53,13 @@ class TotalRefusedError(ValueError):
 
 
 class GroupTotal(NamedTuple):
-    """The sum of the vectors of a group's devices, taken apart.
-
-    Attributes:
-      count: Number of devices.
-      strides: Sum of the first participation vectors, int64.
-      times: Sum of the second participation vectors, int64.
-      sums: Sums of the update's tensors, int64, in the shapes of the plan; modulo their
-        modulus where they have one.
-    """
+    """The sum of the vectors of a group's devices, taken apart."""
 
     count: int
-    strides: np.ndarray
-    times: np.ndarray
+    strides: np.ndarray  # Sum of the first participation vectors, int64.
+    times: np.ndarray  # Sum of the second participation vectors, int64.
+    # Sums of the update's tensors, int64, in the shapes of the plan; modulo their modulus where
+    # they have one.
     sums: list[np.ndarray]
 
 

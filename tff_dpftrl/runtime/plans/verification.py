@@ -36,21 +36,13 @@ SEED = "seed"
 
 @dataclasses.dataclass(frozen=True)
 class Ceiling:
-    """Upper limits of what a device gives to any task.
+    """Upper limits of what a device gives to any task."""
 
-    Attributes:
-      plan_bytes: Size of a signed plan, in bytes.
-      num_nodes: Number of operations of a plan's graph, with all functions.
-      memory_bytes: Peak memory that a plan may declare, in bytes.
-      seconds: Duration that a plan may declare, in seconds.
-      upload_bytes: Size of an update, in bytes.
-    """
-
-    plan_bytes: int = 32_000_000
-    num_nodes: int = 200_000
-    memory_bytes: int = 2_000_000_000
-    seconds: float = 600.0
-    upload_bytes: int = 64_000_000
+    plan_bytes: int = 32_000_000  # Size of a signed plan, in bytes.
+    num_nodes: int = 200_000  # Number of operations of a plan's graph, with all functions.
+    memory_bytes: int = 2_000_000_000  # Peak memory that a plan may declare, in bytes.
+    seconds: float = 600.0  # Duration that a plan may declare, in seconds.
+    upload_bytes: int = 64_000_000  # Size of an update, in bytes.
 
 
 DEFAULT_CEILING = Ceiling()

@@ -89,19 +89,14 @@ statement does not cover.
 
 @dataclasses.dataclass(frozen=True)
 class TaskReport:
-    """Results of a task.
+    """Results of a task."""
 
-    Attributes:
-      rows: Metrics, one row for each committed round.
-      statement: Privacy statement; None for an evaluation task.
-      held_out: Metrics of the model on users who never train; None if they were not measured.
-      summary: Outcome in a few lines.
-    """
-
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Mapping[str, Any]]  # Metrics, one row for each committed round.
+    # Privacy statement; None for an evaluation task.
     statement: statement_lib.PrivacyStatement | None
+    # Metrics of the model on users who never train; None if they were not measured.
     held_out: Mapping[str, float] | None
-    summary: str
+    summary: str  # Outcome in a few lines.
 
 
 def rounds(store: interface.Store, population: str, task: str) -> list[dict[str, Any]]:
