@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> tuple[argparse._ActionsContainer, ...]:
     """Adds --mechanism or --strategy, the schema, restarts and the options of mechanisms.
 
-    Returns:
-      The groups of flags of which one each is required.
+    Returns the groups of flags of which one each is required.
     """
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument(
@@ -181,15 +180,7 @@ def schema_from(args: argparse.Namespace) -> schema_lib.MinSep:
 def strategy_from(args: argparse.Namespace, schema: schema_lib.MinSep) -> strategy_lib.Strategy:
     """Builds or reads the strategy of the whole run, restarts included.
 
-    Args:
-      args: Parsed flags of `add_arguments`.
-      schema: The schema of the whole run.
-
-    Returns:
-      The strategy. If it is optimised, it is optimised for its longest block of rounds.
-
-    Raises:
-      ValueError: If flags do not fit together, or a file cannot be read.
+    An optimised strategy is optimised for its longest block of rounds.
     """
     from tff_dpftrl.mechanisms import restarts, zoo
 

@@ -336,11 +336,7 @@ def _request(args: argparse.Namespace) -> planner_request.Request:
 
 
 def _report_goals(args: argparse.Namespace) -> tuple[int, ...]:
-    """Returns the numbers of clients a round to consider: with noise parties, those of one group.
-
-    Raises:
-      UsageError: If there is none, or there are more noise parties than a task can have.
-    """
+    """Returns the numbers of clients a round to try: with noise parties, those of one group."""
     from tff_dpftrl.accounting import planner_request
 
     goals = args.report_goals or planner_request.DEFAULT_REPORT_GOALS

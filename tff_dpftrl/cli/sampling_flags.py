@@ -38,9 +38,7 @@ class _Sampling(argparse.Action):
 def add_arguments(parser: argparse.ArgumentParser, replaces: Sequence[Any] = ()) -> None:
     """Adds --sampling and its options.
 
-    Args:
-      parser: Parser of the command.
-      replaces: Groups of flags of which one is required, but not with --sampling.
+    Of each group in `replaces` one flag is required, but not with --sampling.
     """
     group = parser.add_argument_group(
         "samples that the server draws in secret, which amplify privacy"
@@ -121,16 +119,9 @@ def _taken(row: samplings.Row) -> tuple[str, ...]:
 
 
 def options_from(args: argparse.Namespace) -> dict[str, Any] | None:
-    """Reads the flags of `add_arguments`, and checks that they are those of the sampling.
+    """Reads the flags of `add_arguments` that are given, by name; None without --sampling.
 
-    Args:
-      args: Parsed flags.
-
-    Returns:
-      The options that are given, by name; None without --sampling.
-
-    Raises:
-      UsageError: If one is missing, or is not for this sampling.
+    Flags that are missing, or are not for this sampling, are refused.
     """
     if args.estimate_draws is not None:
         validation.integer("--estimate-draws", args.estimate_draws, minimum=1)
@@ -167,18 +158,7 @@ def _flags(names: Sequence[str]) -> str:
 def run_from(
     args: argparse.Namespace, options: Mapping[str, Any]
 ) -> tuple[strategy_lib.Strategy, sampling_lib.Sampling]:
-    """Builds strategy and sampling of a run.
-
-    Args:
-      args: Parsed flags of `mechanism_flags.add_arguments` and `add_arguments`.
-      options: Options of the sampling, of `options_from`.
-
-    Returns:
-      The strategy and the sampling.
-
-    Raises:
-      UsageError: If flags do not fit together.
-    """
+    """Builds strategy and sampling of a run from its flags and the result of `options_from`."""
     if args.max_participations is not None or args.min_sep_gap is not None:
         raise validation.UsageError(
             "--min-sep-gap and --max-participations are not for --sampling, which decides how "

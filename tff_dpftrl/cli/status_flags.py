@@ -49,11 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def check(args: argparse.Namespace) -> None:
     """Refuses flags that do not go together; reads and writes no file.
 
-    Args:
-      args: Parsed arguments, with a well-formed --status-address.
-
-    Raises:
-      UsageError: If they do not go together.
+    --status-address must be well-formed.
     """
     from tff_dpftrl.runtime.status import access
 
@@ -74,12 +70,7 @@ def check(args: argparse.Namespace) -> None:
 def made(args: argparse.Namespace) -> access.Access:
     """Returns the rule for readers of the page; makes the file of the token if there is none.
 
-    Args:
-      args: Parsed arguments, checked.
-
-    Raises:
-      ValueError: If the file holds no token, or others may read it.
-      OSError: If it cannot be read or written.
+    A file without a token, or one that others may read, is refused.
     """
     from tff_dpftrl.runtime.status import access
 

@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(group: argparse._ArgumentGroup, *, attests: bool = True) -> None:
-    """Adds the flags that `Trust` reads.
-
-    Args:
-      group: Group of flags.
-      attests: Whether the command has attestation tokens, as devices have.
-    """
+    """Adds the flags that `Trust` reads; `attests` adds attestation tokens, as of devices."""
     group.add_argument(
         "--server-folder",
         metavar="DIR",
@@ -98,12 +93,7 @@ def add_arguments(group: argparse._ArgumentGroup, *, attests: bool = True) -> No
 
 
 def add_reviewers(parser: argparse._ActionsContainer, what: str) -> None:
-    """Adds the flags that `reviewers` reads.
-
-    Args:
-      parser: Parser or group of flags.
-      what: Beginning of the help text, before "reviewers".
-    """
+    """Adds the flags that `reviewers` reads; `what` is the beginning of the help text."""
     parser.add_argument(
         "--reviewers",
         metavar="FILE",
@@ -121,11 +111,7 @@ def add_reviewers(parser: argparse._ActionsContainer, what: str) -> None:
 def reviewers(args: argparse.Namespace) -> approvals.Reviewers | None:
     """Reads the reviewers whose approvals are required; None if none are.
 
-    Args:
-      args: Parsed arguments of the command.
-
-    Raises:
-      ValueError: If the list cannot be used, or has fewer reviewers than must approve.
+    A list with fewer reviewers than must approve is refused.
     """
     from tff_dpftrl.runtime.plans import approvals
 
@@ -142,14 +128,7 @@ class Trust:
     """Keys and certificates that devices trust, and the issuer that attests them."""
 
     def __init__(self, args: argparse.Namespace):
-        """Reads all files, so that damaged ones are reported at once.
-
-        Args:
-          args: Parsed arguments of the command.
-
-        Raises:
-          ValueError: If something is missing or unusable.
-        """
+        """Reads all files, so that damaged ones are reported at once."""
         from tff_dpftrl.runtime import server_bundle, signing_keys
         from tff_dpftrl.runtime.protocol import certificate_attestation
 

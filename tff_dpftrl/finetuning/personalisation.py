@@ -41,11 +41,9 @@ class PersonalisationConfig:
     Attributes:
       learning_rates: Learning rates of SGD; each is tried on all users.
       epochs: Passes over the first half of a user's examples, each in another order.
-      batch_size: Number of examples in a batch.
       min_examples: Smallest number of examples; users with fewer are left out.
-      max_users: Largest number of users.
-      seed: Seed of the choice of users and of the order of their examples. The same users take
-        part whatever the model is.
+      seed: Seed of the choice of users and of the order of their examples. The same users take part
+        whatever the model is.
     """
 
     learning_rates: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3)
@@ -146,18 +144,9 @@ class Personalisation:
 def read(folder: str | pathlib.Path, given: Mapping[str, Any], part: Part) -> user_text.UserText:
     """Reads the text of users who did not train a model, without TensorFlow.
 
-    Args:
-      folder: Folder of the model.
-      given: Some of `TEXT_OPTIONS`, as in the config of a run. Without "data", the others
-        are what the run in `folder` had.
-      part: Which users, by a hash of their ids, as in runs.
-
-    Returns:
-      Their text.
-
-    Raises:
-      ValueError: If the text cannot be used, is not known, or is recorded to have trained the
-        model.
+    `given` has some of `TEXT_OPTIONS`; without "data", the others are what the run in `folder` had.
+    Users are chosen by a hash of their ids, as in runs. Text that is recorded to have trained the
+    model is refused.
     """
     if part not in get_args(Part):
         raise validation.UsageError(
@@ -209,21 +198,11 @@ def personalise(
     *,
     on_user: Callable[[], None] = lambda: None,
 ) -> Personalisation:
-    """Trains and measures for one user after the other.
+    """Trains and measures for one user after the other; returns means over the users.
 
-    Args:
-      trained: The model.
-      text: Text of users who did not train it. An example is a text with a word in it, as
-        long as the model's sequences; what is longer is cut off, as when fine-tuning.
-      config: How.
-      on_user: Called whenever a user is done.
-
-    Returns:
-      Means over the users.
-
-    Raises:
-      ValueError: If no user has enough examples, or training diverged at each learning
-        rate.
+    An example is a text with a word in it, as long as the model's sequences; what is longer is cut
+    off, as in fine-tuning. `on_user` is called whenever a user is done. It is an error if no user
+    has enough examples, or training diverges at each learning rate.
     """
     spec = sequences.SequenceSpec(trained.model.sequence_length, split_long_texts=False)
     encoded = sequences.SequenceCorpus(text, trained.words, spec)

@@ -106,20 +106,7 @@ def read(
     cache: pathlib.Path | None = None,
     notice: tables.Notice = tables.to_stderr,
 ) -> RunText:
-    """Reads the corpus and the vocabulary that options name.
-
-    Args:
-      options: Options of text and vocabulary.
-      rows: Rows that are the corpus instead (`sources.of_rows`); `data` is then their name.
-      cache: File for the texts of a table that is too large for memory; a temporary one if None.
-      notice: Callback for lines about what was found in a table.
-
-    Returns:
-      The text, with the users of `read_users`.
-
-    Raises:
-      ValueError: If corpus or vocabulary cannot be used.
-    """
+    """Reads the corpus and the vocabulary that options name."""
     require_packages(vars(options))
     parts = read_users(options, rows=rows, cache=cache, notice=notice)
     protected = parts.train
