@@ -20,12 +20,8 @@ _MIN_BYTES = 65_536
 def tensor(array: np.ndarray) -> tf.Tensor:
     """Makes a tensor of an array, on the CPU.
 
-    Args:
-      array: Array. It must not be changed while the tensor, or one that TensorFlow made of it
-        without a copy, is in use.
-
-    Returns:
-      The tensor.
+    The array must not be changed while the tensor, or one that TensorFlow made of it without a
+    copy, is in use.
     """
     with tf.device("/CPU:0"):
         if array.nbytes < _MIN_BYTES or array.dtype.kind not in "iuf":

@@ -53,19 +53,7 @@ class TrainedMechanism:
     def guarantee(
         self, schema: schema_lib.MinSep, report_goal: int, delta: float
     ) -> guarantee.Guarantee:
-        """Computes the guarantee at another report goal, with proportional noise.
-
-        Args:
-          schema: Participation schema; the strategy is built for its rounds.
-          report_goal: Number of clients a round.
-          delta: δ for which ε is stated.
-
-        Returns:
-          The guarantee, with noise multiplier z · report_goal / `self.report_goal`.
-
-        Raises:
-          ValueError: If an argument is out of range.
-        """
+        """Computes the guarantee with noise multiplier z · report_goal / `self.report_goal`."""
         return guarantee.dp_ftrl_guarantee(
             self.strategy(schema.num_rounds),
             noise_multiplier=self.noise_multiplier * report_goal / self.report_goal,
@@ -102,15 +90,7 @@ def by_rounds_and_report_goal(
 ) -> list[Curve]:
     """Computes a curve over rounds for each report goal (Gboard Fig. 4 a, b; BLT Fig. 8 b).
 
-    Args:
-      mechanism: Mechanism that is run; its noise is scaled with the report goal.
-      population: Number of devices; the separation is population / report goal.
-      report_goals: Numbers of clients a round.
-      rounds: Numbers of rounds.
-      delta: Delta for which epsilon is stated.
-
-    Returns:
-      The curves.
+    The noise is scaled with the report goal, and the separation is population / report goal.
     """
     return [
         _curve(
@@ -136,14 +116,7 @@ def by_rounds_and_min_sep(
 ) -> list[Curve]:
     """Computes a curve over rounds for each separation (Gboard Figure 4 c).
 
-    Args:
-      mechanism: Mechanism that is run, with its report goal and noise.
-      min_seps: Separations, as strides.
-      rounds: Numbers of rounds.
-      delta: Delta for which epsilon is stated.
-
-    Returns:
-      The curves; participations are as many as fit.
+    Separations are strides. Clients take part as often as fits.
     """
     return [
         _curve(
@@ -168,15 +141,7 @@ def by_report_goal(
 ) -> list[Curve]:
     """Computes a curve over report goals for each mechanism (BLT Figure 8 a).
 
-    Args:
-      mechanisms: Mechanisms that are run; their noise is scaled with the report goal.
-      population: Number of devices; the separation is population / report goal.
-      num_rounds: Number of rounds of the run.
-      report_goals: Numbers of clients a round.
-      delta: Delta for which epsilon is stated.
-
-    Returns:
-      The curves.
+    The noise is scaled with the report goal, and the separation is population / report goal.
     """
     return [
         _curve(
@@ -204,14 +169,7 @@ def by_rounds(
 ) -> list[Curve]:
     """Computes a curve over rounds for each mechanism (BLT Figure 9).
 
-    Args:
-      mechanisms: Mechanisms that are run, each with its report goal and noise.
-      min_sep: Separation, as a stride.
-      rounds: Numbers of rounds; a mechanism's curve ends at its strategy's `max_rounds`.
-      delta: Delta for which epsilon is stated.
-
-    Returns:
-      The curves.
+    A mechanism's curve ends at its strategy's `max_rounds`.
     """
     curves = []
     for mechanism in mechanisms:

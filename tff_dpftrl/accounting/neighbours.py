@@ -73,14 +73,9 @@ class Neighbours:
     ) -> mixture_of_gaussians.MixtureOfGaussians:
         """Builds the pair that dominates a step in which each unit is sampled by itself.
 
-        Args:
-          noise_multiplier: σ, standard deviation of the noise per unit of the clip norm.
-          sampling_probability: Probability of a unit to be in the step.
-          group_size: G, largest number of units of one user.
-
-        Returns:
-          The pair. The worst units of all users who differ point the same way, so that they are
-          those of one user with as many.
+        σ is the noise per unit of the clip norm, `group_size` the largest number G of units of one
+        user. The worst units of all users who differ point the same way, so that they are those of
+        one user with as many.
         """
         from tff_dpftrl.accounting import mixture_of_gaussians  # It takes long to import.
 
@@ -95,19 +90,9 @@ def epsilon_by_changes(
 ) -> float:
     """Bounds epsilon of several changes in a row by that of one, for any mechanism.
 
-    If one change costs (ε', δ') in both directions, k of them cost ε = k ε' and
-    δ = δ' (1 + e^ε' + … + e^((k−1) ε')) (Vadhan 2017, lemma 7.2.2).
-
-    Args:
-      epsilon_of_one: Function from δ' to an upper bound of ε' for one change.
-      num_changes: k, number of changes, such as `Neighbours.num_changes`.
-      delta: δ, strictly between 0 and 1.
-
-    Returns:
-      An upper bound of ε; inf if no δ' down to 1e-250 is small enough.
-
-    Raises:
-      ValueError: If an argument is out of range.
+    If one change costs (ε', δ') in both directions, k of them cost ε = k ε' and δ = δ' (1 + e^ε' +
+    … + e^((k−1) ε')) (Vadhan 2017, lemma 7.2.2). `epsilon_of_one` maps δ' to an upper bound of ε'.
+    The result is inf if no δ' down to 1e-250 is small enough.
     """
     validation.delta(delta)
     num_changes = validation.integer("num_changes", num_changes, minimum=1)

@@ -97,21 +97,8 @@ def make_plans(
 ) -> list[SampledPlan]:
     """Makes plans for each number of clients a round; with cyclic sampling, by bands too.
 
-    Args:
-      sampling: Name of the sampling in `samplings.SAMPLINGS`.
-      population: Number of clients who can be sampled.
-      num_rounds: Number of rounds of the run.
-      report_goals: Expected numbers of clients a round; those above the population are left out.
-      target_epsilon: Largest allowed ε.
-      delta: δ of the target.
-      shares: Shares of the budget that others than the weights get (`budget_shares`).
-
-    Returns:
-      The plans, by report goal and bands.
-
-    Raises:
-      UsageError: If an argument is out of range, all report goals are above the population, or
-        metrics of rounds have a share and the sampling allows none.
+    Report goals above the population are left out. `shares` are those of the budget that others
+    than the weights get (`budget_shares`).
     """
     population = validation.integer("population", population, minimum=1)
     num_rounds = validation.integer("num_rounds", num_rounds, minimum=1)

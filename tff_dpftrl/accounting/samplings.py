@@ -120,19 +120,7 @@ _NOT_DESCRIBED = ("group_size", "clients")
 
 
 def described(name: str, num_rounds: int, options: Mapping[str, Any]) -> sampling_lib.Sampling:
-    """Describes a sampling by options.
-
-    Args:
-      name: Name of the sampling in `SAMPLINGS`.
-      num_rounds: Number of rounds of the run.
-      options: Options of the sampling, with those that it needs.
-
-    Returns:
-      The description.
-
-    Raises:
-      UsageError: If an option is out of range.
-    """
+    """Describes a sampling by options."""
     from tff_dpftrl.participation import sampling as sampling_lib
 
     if name == "poisson":
@@ -159,22 +147,10 @@ def zero_out(
     units_per_client: int = 1,
     num_clients: int | None = None,
 ) -> Bounded:
-    """Accounts for zeroing out one client in the first rounds of a run.
+    """Accounts for zeroing out one client in the first `num_rounds` rounds (all if None) of a run.
 
-    Args:
-      sampling: Sampling of the whole run.
-      strategy: Strategy of the noise.
-      noise_multiplier: z, standard deviation of the noise per unit clip norm.
-      num_rounds: Number of rounds, from the first one on, at least 1; None for all.
-      units_per_client: Largest number of units of one client, each sampled by itself: with cyclic
-        sampling only.
-      num_clients: Number of clients, which counts where cohorts have a largest size only.
-
-    Returns:
-      The rounds' epsilon, by delta.
-
-    Raises:
-      UsageError: If the strategy cannot be accounted for with this sampling.
+    `units_per_client` is the largest number of units of one client, each sampled by itself: with
+    cyclic sampling only. `num_clients` counts only where cohorts have a largest size.
     """
     from tff_dpftrl.accounting import amplified_banded
     from tff_dpftrl.accounting.amplification import (
@@ -226,14 +202,9 @@ def zero_out(
 
 
 def rounds_of(run: Bounded, sampling: str) -> parts.Weights:
-    """Returns rounds that are accounted for, to be composed with other parts of a budget.
+    """Returns rounds that `zero_out` accounted for, to be composed with other parts of a budget.
 
-    Args:
-      run: Accounting of the rounds, from `zero_out`.
-      sampling: Name of the sampling.
-
-    Returns:
-      Sampled steps if the sampling is cyclic, and otherwise rounds of which ε is known.
+    They are sampled steps if the sampling is cyclic, and otherwise rounds of which ε is known.
     """
     from tff_dpftrl.accounting import amplified_banded, parts
 
@@ -243,15 +214,7 @@ def rounds_of(run: Bounded, sampling: str) -> parts.Weights:
 
 
 def check_noise(name: str, strategy: strategy_lib.Strategy) -> None:
-    """Refuses correlated noise with a sampling that is accounted for with independent noise only.
-
-    Args:
-      name: Name of the sampling in `SAMPLINGS`.
-      strategy: Strategy of the noise.
-
-    Raises:
-      UsageError: If they do not go together.
-    """
+    """Refuses correlated noise with a sampling that is accounted for with independent noise."""
     if SAMPLINGS[name].independent_noise and strategy.mechanism != "identity":
         raise validation.UsageError(
             f"The sampling {name} is accounted for with independent noise only, not with the "
@@ -379,18 +342,8 @@ def account(
 ) -> SampledRun:
     """Accounts for a run with secret sampling, for any neighbouring data sets.
 
-    Args:
-      sampling: Sampling of the run.
-      strategy: Strategy of the run.
-      noise_multiplier: z, standard deviation of the noise per unit clip norm.
-      units_per_client: Largest number of units of one client, as for `zero_out`.
-      num_clients: Number of clients, as for `zero_out`.
-
-    Returns:
-      The run.
-
-    Raises:
-      UsageError: If the strategy or an argument does not fit.
+    `units_per_client` is the largest number of units of one client, each sampled by itself: with
+    cyclic sampling only. `num_clients` counts only where cohorts have a largest size.
     """
     from tff_dpftrl.accounting import amplified_banded
 

@@ -122,16 +122,7 @@ class Targets(NamedTuple):
 def account(runs: Sequence[EpsilonOfRun], num_runs: NumRuns, delta: float) -> Targets:
     """Computes what all settings promise, and so ε of the choice at `delta`.
 
-    Args:
-      runs: ε of a run by δ, one function for each setting.
-      num_runs: Distribution of the number of runs.
-      delta: δ of the choice.
-
-    Returns:
-      The promises; their `epsilon` is inf if a run has no guarantee.
-
-    Raises:
-      UsageError: If `delta` is out of range.
+    `runs` has a function from δ to ε for each setting. ε is inf if a run has no guarantee.
     """
     validation.delta(delta)
 
@@ -154,17 +145,6 @@ def targets(target_epsilon: float, delta: float, num_runs: NumRuns) -> Targets:
 
     Both promises cost a Gaussian mechanism the same noise, so that one that is calibrated to the
     first keeps the second.
-
-    Args:
-      target_epsilon: Largest ε of the choice.
-      delta: δ of the choice.
-      num_runs: Distribution of the number of runs.
-
-    Returns:
-      The promises.
-
-    Raises:
-      UsageError: If an argument is out of range.
     """
     validation.positive("target_epsilon", target_epsilon)
     validation.delta(delta)

@@ -107,13 +107,9 @@ class ProcessCheck:
     def not_allowed(self, allow: Collection[str] = ()) -> tuple[Leak, ...]:
         """Returns the leaks that reach other places than the paths in `allow`.
 
-        Args:
-          allow: Paths of the result that may hold exact client values, because only the
-            operator sees them: `["metrics.client_work"]` allows all below it. "" allows
-            aggregates that no output depends on.
-
-        Returns:
-          The other leaks, in order.
+        These paths of the result may hold exact client values, because only the operator sees them:
+        `["metrics.client_work"]` allows all below it. "" allows aggregates that no output depends
+        on.
         """
         return tuple(
             leak
@@ -124,15 +120,7 @@ class ProcessCheck:
         )
 
     def raise_if_any(self, allow: Collection[str] = ()) -> None:
-        """Raises if the process leaks.
-
-        Args:
-          allow: Paths of the result that may hold exact client values, such as
-            "metrics.client_work"; "" allows aggregates that no output depends on.
-
-        Raises:
-          ValueError: If a leak is not allowed; the message lists all such leaks with remedies.
-        """
+        """Refuses a process with leaks that `not_allowed` returns; the error has their remedies."""
         leaks = self.not_allowed(allow)
         if leaks:
             raise validation.UsageError(

@@ -134,23 +134,7 @@ def search(
     auto_tolerance: float = 1e-3,
     workload: workload_lib.Workload | None = None,
 ) -> BltResult:
-    """Optimises a BLT like `optimize_blt`, and returns its figures, too.
-
-    Args:
-      schema: Participation schema to optimise for.
-      num_buffers: Number of buffers, 1 to 8; chosen by `auto_tolerance` if None.
-      minimize_rms: Whether to minimise RmsLoss; if False, MaxLoss.
-      max_decay: Largest allowed buffer decay; 1 - 1 / max(2, num_rounds) if None.
-      monotonicity_margin: Margin m of the condition c_{t+1} ≤ (1 - m) · c_t for all t.
-      auto_tolerance: Relative reduction of the loss below which a buffer is not added.
-      workload: Workload of the schema's rounds; None for the prefix sums.
-
-    Returns:
-      The strategy, its sensitivity and its errors.
-
-    Raises:
-      ValueError: If an argument is out of range.
-    """
+    """Optimises a BLT like `optimize_blt`, and returns its sensitivity and errors, too."""
     margin = validation.number("monotonicity_margin", monotonicity_margin, at_least=0, below=1)
     bound = _largest_decay(schema, max_decay)
     bound = min(bound, 1 - margin)

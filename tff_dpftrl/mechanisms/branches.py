@@ -38,19 +38,10 @@ def sensitivity(
 ) -> strategy_lib.Sensitivity:
     """Computes the sensitivity of all branches of a run together, never understated.
 
-    Args:
-      strategy: Strategy of the run.
-      schema: Schema that each client keeps to in the shared rounds and one branch, whichever
-        branch it is.
-      num_branches: Number N of branches.
-      fork_at: Number T of rounds that the branches share.
-
-    Returns:
-      The sensitivity: S of one run if T is the number of all rounds, √N S if it is 0. In between it
-      is the least of several bounds. For runs of more than 4,096 rounds it is √N S.
-
-    Raises:
-      ValueError: If an argument is out of range, or the strategy cannot be run.
+    The first `fork_at` rounds, T, are shared by all N branches. Each client keeps to the schema in
+    them and one branch, whichever it is. The result is S of one run if T is the number of all
+    rounds, √N S if T is 0. In between it is the least of several bounds. For runs of more than
+    4,096 rounds it is √N S.
     """
     validation.integer("num_branches", num_branches, minimum=1)
     validation.integer("fork_at", fork_at, minimum=0)

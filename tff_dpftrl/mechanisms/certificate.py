@@ -51,26 +51,14 @@ class Certificate:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Certificate:
-        """Reads what `to_dict` returned.
-
-        Raises:
-          ValueError: If an attribute is missing or unknown.
-        """
+        """Reads what `to_dict` returned."""
         try:
             return cls(**values)
         except TypeError as error:
             raise validation.UsageError(f"This is not a certificate: {error}.") from None
 
     def verify(self, strategy: strategy_lib.Strategy, tolerance: float = 1e-9) -> None:
-        """Computes all numbers anew for `strategy` and compares.
-
-        Args:
-          strategy: Strategy to which the certificate belongs.
-          tolerance: Largest allowed relative difference.
-
-        Raises:
-          ValueError: If a number differs.
-        """
+        """Computes all numbers anew; refuses relative differences above `tolerance`."""
         fresh = certify(strategy, self.schema)
         for field in dataclasses.fields(self):
             claimed, computed = getattr(self, field.name), getattr(fresh, field.name)
@@ -90,16 +78,7 @@ def certify(
     schema: schema_lib.MinSep,
     workload: workload_lib.Workload | None = None,
 ) -> Certificate:
-    """Computes sensitivity, errors and losses of a strategy.
-
-    Args:
-      strategy: Strategy to certify.
-      schema: Participation schema.
-      workload: Workload of the errors and losses; None for the prefix sums, as in strategy files.
-
-    Returns:
-      The figures.
-    """
+    """Computes sensitivity, errors and losses; those of the prefix sums without a workload."""
     sensitivity = strategy_lib.check_strategy(strategy).sensitivity(schema)
     max_error = strategy.max_error(schema.num_rounds, workload)
     rms_error = strategy.rms_error(schema.num_rounds, workload)

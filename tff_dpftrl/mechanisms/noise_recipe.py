@@ -72,9 +72,8 @@ class TreeNoise:
         draws of the spine are in no estimate that is used later but that of V, so that one Gaussian
         replaces them: est(V) = own[r] · z + Σ_{l<r} left[r, l] · est(left child of level l).
 
-        Returns:
-          Weights own, float64 of shape [num_levels], and left, of shape [num_levels, num_levels]
-          and zero for l ≥ r.
+        The weights are own, shape [num_levels], and left, shape [num_levels, num_levels] and zero
+        for l ≥ r.
         """
         levels = self.num_levels
         variance = [1.0]
@@ -152,17 +151,7 @@ NoiseRecipe: TypeAlias = BlockRecipe | RestartedNoise
 
 
 def blocks(recipe: NoiseRecipe) -> tuple[BlockRecipe, tuple[int, ...]]:
-    """Splits a recipe into that of a block and the first rounds of the blocks.
-
-    Args:
-      recipe: Recipe, with restarts or without.
-
-    Returns:
-      The recipe of every block, and the blocks' first rounds: (0,) without restarts.
-
-    Raises:
-      ValueError: If the restarts do not begin with round 0 and increase.
-    """
+    """Splits a recipe into that of every block and the blocks' first rounds."""
     if not isinstance(recipe, RestartedNoise):
         return recipe, (0,)
     starts = tuple(recipe.starts)
@@ -174,13 +163,9 @@ def blocks(recipe: NoiseRecipe) -> tuple[BlockRecipe, tuple[int, ...]]:
 
 
 def is_sum_of_draws(recipe: NoiseRecipe) -> bool:
-    """Checks whether the noise of every round is a sum of whole draws, so that grids add exactly.
+    """Checks whether every round's noise is a sum of whole draws, so that grids add exactly.
 
-    Args:
-      recipe: Recipe, with restarts or without.
-
-    Returns:
-      True for independent noise, and for a tree without variance reduction.
+    This holds for independent noise, and for a tree without variance reduction.
     """
     block, _ = blocks(recipe)
     is_plain_tree = isinstance(block, TreeNoise) and not block.variance_reduction
@@ -190,11 +175,8 @@ def is_sum_of_draws(recipe: NoiseRecipe) -> bool:
 def state_is_of_0_4(recipe: NoiseRecipe) -> bool:
     """Checks whether the noise's state has the form of release 0.4, so that such runs go on.
 
-    Args:
-      recipe: Recipe, with restarts or without.
-
-    Returns:
-      True where all past noise that later rounds need is in the buffer, and no seed of past draws.
+    This holds where all past noise that later rounds need is in the buffer, and no seed of past
+    draws.
     """
     block, _ = blocks(recipe)
     return isinstance(block, IdentityNoise | BufferedNoise | BandedNoise)

@@ -303,11 +303,7 @@ def runnable() -> list[str]:
 
 
 def check(name: str, options: Options = DEFAULTS) -> Mechanism:
-    """Returns the mechanism of a name, and checks that it takes the given options.
-
-    Raises:
-      ValueError: If the name is unknown, or the mechanism does not take an option.
-    """
+    """Returns the mechanism of a name, and checks that it takes the given options."""
     if not isinstance(name, str) or name not in MECHANISMS:
         raise validation.UsageError(
             f"mechanism must be one of {', '.join(MECHANISMS)}, got {name!r}."

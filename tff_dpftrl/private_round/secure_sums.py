@@ -61,9 +61,6 @@ class VectorSum:
       rotation_seed: Public seed of the rotations, an integer in [0, 2^128); from the operating
         system if None. A given seed does not harm privacy, only the independence of the updates
         and the rotation.
-
-    Raises:
-      ValueError: If an attribute is out of range.
     """
 
     encoding: grid.GridEncoding

@@ -78,12 +78,10 @@ class Estimate:
 
 
 def _root(excess: Callable[[float], float], start: float, most: float = math.inf) -> float:
-    """Finds where a function becomes 0 that falls, at least near there; 0 if it is not above 0.
+    """Finds where `excess`, which falls at least near there, becomes 0; 0 if it is not above 0.
 
-    Args:
-      excess: Function of epsilon.
-      start: Epsilon from which the search goes up or down.
-      most: Largest result; the function need not become 0 before it.
+    The search begins at `start`. The result is at most `most`, even if `excess` is still above 0
+    there.
     """
     low = high = start
     step = max(start, 0.1) / 64.0
@@ -135,19 +133,8 @@ def estimate(
 ) -> Estimate:
     """Estimates epsilon at a delta, the larger one of both directions.
 
-    Args:
-      remove: Simulation of removing a unit.
-      add: Simulation of adding a unit.
-      delta: Delta, strictly between 0 and 1.
-      bound: Upper bound of epsilon, near which losses are drawn.
-      num_samples: Number of draws in each direction, at least 1000.
-      seed: Seed of the draws.
-
-    Returns:
-      The estimate.
-
-    Raises:
-      ValueError: If an argument is out of range, or epsilon has no finite bound.
+    Losses are drawn near `bound`, an upper bound of epsilon. Each direction needs at least 1000
+    samples.
     """
     validation.delta(delta)
     num_samples = validation.integer("num_samples", num_samples, minimum=1000)

@@ -87,19 +87,8 @@ class MinSepPoisson:
     ) -> MinSepPoisson:
         """Builds the run of a strategy with b-min-sep sampling.
 
-        Args:
-          strategy: Strategy with a C without negative entries.
-          noise_multiplier: z, standard deviation of the noise per unit clip norm.
-          num_rounds: Number of rounds n.
-          min_sep: Least stride b of a client.
-          sampling_probability: q, probability of a client that was in none of the last b − 1
-            rounds.
-
-        Returns:
-          The run.
-
-        Raises:
-          ValueError: If C has a negative entry, or an argument is out of range.
+        C must have no negative entries. `sampling_probability` is that of a client that was in none
+        of the last b − 1 rounds.
         """
         validation.noise_multiplier(noise_multiplier)
         num_rounds = validation.integer("num_rounds", num_rounds, minimum=1)
@@ -140,17 +129,8 @@ class MinSepPoisson:
     def estimate(self, delta: float, num_samples: int, seed: int) -> estimate_lib.Estimate:
         """Estimates epsilon at `delta` by simulated privacy losses: no guarantee.
 
-        Args:
-          delta: Delta, strictly between 0 and 1.
-          num_samples: Number of draws in each direction; many times 1 / delta.
-          seed: Seed of the draws.
-
-        Returns:
-          The estimate, with an interval of 99 % confidence.
-
-        Raises:
-          ValueError: If C has more than b bands: then a unit's rounds share noise, and the
-            likelihood ratio has no recursion.
+        It takes many times 1 / delta samples. More than b bands are refused: a unit's rounds would
+        share noise, and the likelihood ratio has no recursion.
         """
         n, b, q = self.num_rounds, self.min_sep, self.sampling_probability
         bands = patterns.num_bands(self.strategy, n)
