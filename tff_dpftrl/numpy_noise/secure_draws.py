@@ -28,7 +28,6 @@ import functools
 import hashlib
 import hmac
 import os
-import secrets
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -54,11 +53,6 @@ _SMALLEST_U = 2.0**-18
 _SMALLEST_RADIUS = 2.0**-8
 _ERROR = 2.0**-48
 _LARGEST_SCALE = 2.0**16
-
-
-def seed_from_os() -> bytes:
-    """Reads a fresh root seed from the operating system."""
-    return secrets.token_bytes(SEED_BYTES)
 
 
 def seed_from_int(value: int) -> bytes:
