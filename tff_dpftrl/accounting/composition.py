@@ -26,12 +26,8 @@ _TOLERANCE = 1e-3
 class SampledSteps:
     """Steps of a run that sampled in secret, with which its privacy loss can be composed.
 
-    Attributes:
-      noise_multiplier: σ, standard deviation of the noise per unit of the clip norm.
-      sampling_probability: Probability of a unit to be in a step.
-      group_size: Largest number of units of one user.
-      num_steps: Number of steps.
-      chosen_epsilon: ε, without a δ, of a choice that the run made before its first step.
+    σ is the noise per unit of the clip norm, `group_size` the largest number of units of one user.
+    `chosen_epsilon` is ε, without a δ, of a choice that the run made before its first step.
     """
 
     noise_multiplier: float
@@ -92,17 +88,11 @@ class SampledSteps:
 
 @dataclasses.dataclass(frozen=True)
 class Spent:
-    """Privacy that one run has spent.
+    """Privacy that one run has spent; `delta` and `epsilon` are None if it has no guarantee.
 
-    Attributes:
-      name: Name of the run.
-      delta: δ of its guarantee; None if it has no guarantee.
-      epsilon: ε of its guarantee; None if it has none.
-      rho_zcdp: ρ if the run is a Gaussian mechanism with μ = √(2ρ); None otherwise.
-      unit_of_privacy: Unit that its guarantee protects: "user", "device" or "example".
-      steps: Steps of the run if it sampled in secret and they are known; None otherwise.
-      others: What the run released besides its weights, if it is known by its losses; ρ and steps
-        are then of the weights alone.
+    `rho_zcdp` is ρ if the run is a Gaussian mechanism with μ = √(2ρ). `steps` are known only of
+    runs that sampled in secret. `others` is what the run released besides its weights, if it is
+    known by its losses; ρ and steps are then of the weights alone.
     """
 
     name: str
@@ -186,13 +176,7 @@ class Spent:
 
 @dataclasses.dataclass(frozen=True)
 class Total:
-    """Privacy that runs have spent together.
-
-    Attributes:
-      epsilon: ε of all runs together, at `delta`.
-      delta: δ of all runs together.
-      how: Method of the composition, a clause.
-    """
+    """Privacy that runs have spent together; `how` is the method of composition, a clause."""
 
     epsilon: float
     delta: float

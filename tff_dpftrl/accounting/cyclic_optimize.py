@@ -39,16 +39,10 @@ _Run = TypeVar("_Run")
 class CyclicRun:
     """Run of a banded strategy with cyclic Poisson sampling that meets a target epsilon.
 
-    Attributes:
-      strategy: Banded strategy C.
-      num_rounds: Number of rounds n.
-      num_groups: Number of groups of clients that take turns.
-      sampling_probability: q, probability of a client to be in the cohort when it is its
-        group's turn.
-      noise_multiplier: z, standard deviation of the noise per unit clip norm, before C⁻¹.
-      error: z · RmsError of C: the root mean square over rounds of the standard deviation of
-        the noise in the sum of all rounds so far, or in the models of a workload, for clip norm
-        1. With `minimize_rms=False` it is z · MaxError.
+    `sampling_probability` is that of a client whose group has its turn. `error` is z · RmsError of
+    C: the root mean square over rounds of the standard deviation of the noise in the sum of all
+    rounds so far, or in the models of a workload, for clip norm 1. With `minimize_rms=False` it is
+    z · MaxError.
     """
 
     strategy: strategy_lib.Strategy
@@ -76,12 +70,7 @@ class CyclicRun:
 
 @dataclasses.dataclass(frozen=True)
 class CyclicChoice:
-    """Best run for a target epsilon, and what the search compared it with.
-
-    Attributes:
-      best: Run of least error.
-      curve: Runs that were tried, one for each number of bands, in its order.
-    """
+    """Run of least error for a target epsilon; `curve` has a run for each number of bands tried."""
 
     best: CyclicRun
     curve: tuple[CyclicRun, ...]

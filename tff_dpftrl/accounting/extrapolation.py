@@ -18,14 +18,7 @@ from tff_dpftrl.participation import schema as schema_lib
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """Curve of privacy over one varying quantity.
-
-    Attributes:
-      label: Name of the curve for a legend.
-      x: Values of the varying quantity.
-      rho: Rho of zCDP at each value of `x`.
-      epsilon: Epsilon at each value of `x`, exact.
-    """
+    """Curve of exact ρ and ε over one varying quantity `x`, with a label for a legend."""
 
     label: str
     x: tuple[int, ...]
@@ -35,14 +28,9 @@ class Curve:
 
 @dataclasses.dataclass(frozen=True)
 class TrainedMechanism:
-    """Mechanism with the noise multiplier and report goal of a training.
+    """Mechanism with the noise multiplier z and the report goal of a training.
 
-    Attributes:
-      label: Name of the mechanism for a legend.
-      strategy: Function that builds the strategy for a number of rounds.
-      noise_multiplier: z, standard deviation of the noise per unit clip norm, with
-        `report_goal` clients a round.
-      report_goal: Number of clients a round to which `noise_multiplier` belongs.
+    `strategy` builds the strategy for a number of rounds; `label` is for a legend.
     """
 
     label: str

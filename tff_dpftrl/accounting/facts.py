@@ -23,11 +23,8 @@ def _cut(text: Scalar) -> Scalar:
 
 @dataclasses.dataclass(frozen=True)
 class Trust:
-    """Trust model of a run: who is trusted, and with what.
-
-    Attributes:
-      setting: The trust model in full.
-      from_whom: Plain sentences on whom one is protected from, and what the server sees.
+    """Trust model of a run, and plain sentences: who one is protected from, what the server
+    sees.
     """
 
     setting: str

@@ -56,13 +56,10 @@ _LARGEST_SHIFT = 100.0
 class MixtureOfGaussians:
     """Pair of the noise plus a random sensitivity, and the noise N(0, stddev²) or its mirror image.
 
-    Attributes:
-      stddev: Standard deviation of the noise, above 0.
-      sensitivities: Possible values of the sensitivity, at least 0, increasing.
-      probabilities: Probabilities of the sensitivities. If they miss a sum of 1 by up to
-        1e-9, the rest is given to the largest sensitivity, the worst case.
-      is_substitution: Whether the other distribution is the noise minus the random sensitivity,
-        as where a user's examples are replaced; otherwise it is the noise alone.
+    Sensitivities are at least 0 and increase. If their probabilities miss a sum of 1 by up to 1e-9,
+    the rest is given to the largest sensitivity, the worst case. With `is_substitution`, the other
+    distribution is the noise minus the random sensitivity, as where a user's examples are replaced;
+    otherwise it is the noise alone.
     """
 
     stddev: float

@@ -32,12 +32,10 @@ _SMALLEST_LOG_DELTA, _TOLERANCE = math.log(1e-250), 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class Neighbours:
-    """Relation of two neighbouring data sets.
+    """Relation of two neighbouring data sets in which `group_of` users differ together.
 
-    Attributes:
-      relation: One of `RELATIONS`. With secret sampling in which each unit draws by itself, and a
-        fixed denominator, "add-or-remove" has the same pairs of distributions as "zero-out".
-      group_of: Number of users who differ together.
+    With secret sampling in which each unit draws by itself, and a fixed denominator, the relation
+    "add-or-remove" has the same pairs of distributions as "zero-out".
     """
 
     relation: str = "zero-out"

@@ -181,11 +181,9 @@ class Weights(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class GaussianRounds:
-    """Rounds that are one Gaussian mechanism, with a bounded number of rounds of one unit.
+    """Rounds that are one Gaussian mechanism of `mu`, sensitivity over standard deviation.
 
-    Attributes:
-      mu: Sensitivity over standard deviation.
-      participations: Largest number of rounds of one unit.
+    One unit is in at most `participations` rounds.
     """
 
     mu: float
@@ -216,11 +214,8 @@ class GaussianRounds:
 class SampledRounds:
     """Rounds that each sample units by themselves, in secret, with independent noise.
 
-    Attributes:
-      noise_multiplier: σ, standard deviation of the noise per unit of one round's sensitivity.
-      sampling_probability: Probability of a unit to be in a round.
-      num_rounds: Number of rounds in which a unit may be.
-      group_size: Largest number of units of one user.
+    σ is the noise per unit of one round's sensitivity, `num_rounds` the number of rounds in which a
+    unit may be, and `group_size` the largest number of units of one user.
     """
 
     noise_multiplier: float
@@ -266,12 +261,7 @@ class SampledRounds:
 
 @dataclasses.dataclass(frozen=True)
 class BoundedRounds:
-    """Rounds of which an upper bound of ε is known at any δ, and nothing else.
-
-    Attributes:
-      run: The rounds.
-      sampling: Name of their sampling.
-    """
+    """Rounds of which an upper bound of ε is known at any δ, and nothing else."""
 
     run: samplings.Bounded
     sampling: str

@@ -69,19 +69,12 @@ def production_noise_in_sum(
 class Plan:
     """Plan of a run: a mechanism with its noise, report goal and costs.
 
-    Attributes:
-      mechanism: Name of the mechanism in the table of mechanisms.
-      strategy: Strategy, optimised for the schema.
-      report_goal: Number of clients a round.
-      guarantee: Guarantee of the run, with noise multiplier and schema. With
-        secure aggregation the noise multiplier is relative to the inflated norm.
-      noise_in_sum: Noise in the sum of the averaged updates, from the function of this
-        name, of all noise parties together; it stands for utility, by the hypothesis.
-      noise_per_round: Noise in one round's averaged update, root mean square over
-        rounds, per coordinate and unit of clip norm.
-      memory_copies: Number of model-sized tensors that the server keeps between rounds.
-      memory_bytes: Bytes of these tensors, as float32.
-      upload_bytes: Bytes that one client sends in a round.
+    With secure aggregation the noise multiplier of `guarantee` is relative to the inflated norm.
+    `noise_in_sum` is that of all noise parties together; it stands for utility, by the hypothesis.
+    `noise_per_round` is that in one round's averaged update, root mean square over rounds, per
+    coordinate and unit of clip norm. `memory_copies` counts the model-sized tensors that the server
+    keeps between rounds, and `memory_bytes` is their size as float32. `upload_bytes` are sent by
+    one client in a round.
     """
 
     mechanism: str

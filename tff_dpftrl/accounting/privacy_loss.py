@@ -32,12 +32,10 @@ _MAX_GRID = 1 << 24
 
 
 class Step(NamedTuple):
-    """A finite pair of distributions that dominates one step.
+    """Finite pair of distributions that dominates one step.
 
-    Attributes:
-      losses: Privacy losses, shape [atoms], float64, in any order.
-      masses: Probabilities under the upper distribution, shape [atoms].
-      infinity_mass: Probability of an infinite loss under the upper distribution.
+    Atoms have privacy losses, in any order, and masses under the upper distribution, which gives an
+    infinite loss the probability `infinity_mass`.
     """
 
     losses: np.ndarray
@@ -52,10 +50,8 @@ Steps: TypeAlias = Sequence[tuple[Step, int]]
 class Saddle(NamedTuple):
     """Saddle point that decides the tail of the composed loss.
 
-    Attributes:
-      tilt: λ, best exponent of the Chernoff bound.
-      epsilon: Epsilon by the Chernoff bound, an upper bound of the answer.
-      cumulants: Cumulant log E[e^(λ · loss)] of one step of each kind, without infinite losses.
+    `tilt` is λ, the best exponent of the Chernoff bound, and `epsilon` that bound. `cumulants` are
+    log E[e^(λ · loss)] of one step of each kind, without infinite losses.
     """
 
     tilt: float

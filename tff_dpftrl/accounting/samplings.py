@@ -30,13 +30,10 @@ ZERO_OUT = neighbours_lib.Neighbours()
 class Row:
     """Row of the table of samplings.
 
-    Attributes:
-      summary: Description of the sampling in one line.
-      needs: Names of the options that it needs.
-      method: How its epsilon is computed, a noun phrase; empty where `SampledSteps` says it.
-      sentences: The same for a statement; empty if no run with correlated noise has this sampling.
-      allows: Names of the options that it takes besides.
-      independent_noise: Whether it is accounted for with independent noise only.
+    `needs` and `allows` are names of options. `method` is how its epsilon is computed, a noun
+    phrase; empty where `SampledSteps` says it. `sentences` are the same for a statement; empty if
+    no run with correlated noise has this sampling. With `independent_noise`, it is accounted for
+    with independent noise only.
     """
 
     summary: str
@@ -252,14 +249,9 @@ def _by_chain(
 class SampledSteps:
     """Run of steps that each sample units by themselves, by privacy loss distributions.
 
-    Attributes:
-      noise_multiplier: σ, standard deviation of the noise per unit of one round's sensitivity.
-      sampling_probability: Probability of a unit to be in a step.
-      num_steps: Number of steps in which a unit may be.
-      group_size: G, largest number of units of one user.
-      known_mu: μ of one user whose samples are known, if rounds of users of different groups share
-        noise. Several users are then no mixture of Gaussians: `_by_chain` bounds them. None
-        otherwise.
+    σ is the noise per unit of one round's sensitivity; a unit may be in `num_steps` steps.
+    `known_mu` is μ of one user whose samples are known, if rounds of users of different groups
+    share noise. Several users are then no mixture of Gaussians: `_by_chain` bounds them.
     """
 
     noise_multiplier: float
@@ -305,12 +297,8 @@ class SampledSteps:
 class BoundedRun:
     """Run whose zero-out of one user has a bound; other neighbours are chains of these.
 
-    Attributes:
-      zero_out: Run with a method `epsilon`.
-      method: How its epsilon is computed, a noun phrase.
-      known_mu: μ of one user whose samples are known.
-      is_replaced: Whether another user takes the place of one who is removed: with known samples,
-        too, the sum then changes by both.
+    `known_mu` is μ of one user whose samples are known. With `is_replaced`, another user takes the
+    place of one who is removed: with known samples, too, the sum then changes by both.
     """
 
     zero_out: Bounded

@@ -44,12 +44,7 @@ _SLACK = 1e-9  # Relative, so that rounding of a calibrated noise does not miss 
 
 @dataclasses.dataclass(frozen=True)
 class NumRuns:
-    """Distribution of the number of runs: geometric, given that it is at most `largest`.
-
-    Attributes:
-      mean: Mean of the geometric distribution, 1 / γ, above 1.
-      largest: N, the largest number of runs.
-    """
+    """Distribution of the number of runs: geometric of mean 1 / γ, given that it is at most N."""
 
     mean: float
     largest: int
@@ -97,9 +92,8 @@ class NumRuns:
 class Targets(NamedTuple):
     """Two promises of every run that make one of the best of them.
 
-    Attributes:
-      tail: (ε₀, δ₀).
-      ratio: (ε₁, δ₁), with a large δ₁; the factor by which the choice weighs runs follows.
+    They are (ε₀, δ₀), the tail, and (ε₁, δ₁) with a large δ₁: the factor by which the choice weighs
+    runs follows.
     """
 
     tail: tuple[float, float]

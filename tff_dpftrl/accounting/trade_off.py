@@ -16,12 +16,9 @@ _LARGEST_EXPONENT = 700.0
 class TradeOff:
     """Bounds of all tests that tell a run with one's data from a run without it.
 
-    All bounds hold for both directions, so that the curve is symmetric.
-
-    Attributes:
-      points: Pairs (ε, δ), each of which the run satisfies.
-      mu: Sensitivity over standard deviation of the Gaussian mechanism that the run is
-        equivalent to; None if it is none.
+    All bounds hold for both directions, so that the curve is symmetric. The run satisfies each of
+    the `points` (ε, δ). `mu` is that of the Gaussian mechanism that the run is equivalent to; None
+    if it is none.
     """
 
     points: tuple[tuple[float, float], ...]

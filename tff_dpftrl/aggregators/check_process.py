@@ -66,15 +66,11 @@ _REMEDY = "Pass one of this package's aggregators for it, or leave it out."
 
 @dataclasses.dataclass(frozen=True)
 class Leak:
-    """Client values that reach the server other than through a private release.
+    """Client values, of one client's `value_type`, that reach the server without a private release.
 
-    Attributes:
-      kind: Form in which the values reach the server.
-      paths: Places of the values in the result of the process's `next`, such as
-        "state.client_work"; () if no output depends on them.
-      value_type: Type of one client's value.
-      how: Name of the aggregation, such as "federated_sum".
-      remedy: Advice on what to change, a sentence or two.
+    `kind` is the form of the values, `how` the name of the aggregation, such as "federated_sum".
+    `paths` are the places of the values in the result of the process's `next`, such as
+    "state.client_work"; () if no output depends on them. `remedy` is advice on what to change.
     """
 
     kind: LeakKind
@@ -93,12 +89,10 @@ class Leak:
 
 @dataclasses.dataclass(frozen=True)
 class ProcessCheck:
-    """Result of `check_process`.
+    """Leaks that no release of this package covers, and the private releases of one round.
 
-    Attributes:
-      leaks: Client values that no release of this package covers.
-      releases: Private releases of one round. Each is a separate mechanism: a guarantee
-        for the process has to account for all of them.
+    Each release is a separate mechanism: a guarantee for the process has to account for all of
+    them.
     """
 
     leaks: tuple[Leak, ...]

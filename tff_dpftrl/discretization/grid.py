@@ -97,22 +97,18 @@ def inflated_clip_norm(
 class GridEncoding:
     """Encoding on one grid, with the sizes and bounds that follow from it.
 
-    `dim` is the number of model parameters and is padded to a power of two for
-    the Walsh–Hadamard transform; all the padded coordinates are sent.
+    `dim`, the number of model parameters, is padded to a power of two for the Walsh–Hadamard
+    transform; all the padded coordinates are sent. `max_clients` must cover over-selection, not
+    only the report goal: their sum must not wrap around. `scaled_clip_norm` is the clip norm in
+    grid steps, K = s·C, and `rejection_bound` the largest probability α of drawing a rounding anew.
 
-    Attributes:
-      dim: Number of model parameters, before padding.
-      max_clients: Largest number of clients whose sum must not wrap around. It
-        must cover over-selection, not only the report goal.
-      scaled_clip_norm: Clip norm in grid steps, K = s·C.
-      rejection_bound: Largest probability α of drawing a rounding anew.
-      linf_stddevs: Bound on a rotated coordinate, in standard deviations; None
-        for the 2 ln(padded_dim) of the paper. Clipping a coordinate distorts the
-        client's vector but never lengthens it, so this costs no privacy.
-        `linf_clip_probability` bounds how often it happens.
-      noise_ratio: Standard deviation of the noise in the sum itself, on one coordinate, over the
-        inflated clip norm: the largest of all rounds, of all noise parties together. 0 where the
-        noise is added to the decoded sum. A wrap-around costs no privacy.
+    `linf_stddevs` bounds a rotated coordinate, in standard deviations; None for the 2
+    ln(padded_dim) of the paper. Clipping a coordinate distorts the client's vector but never
+    lengthens it, so this costs no privacy. `linf_clip_probability` bounds how often it happens.
+
+    `noise_ratio` is the standard deviation of the noise in the sum itself, on one coordinate, over
+    the inflated clip norm: the largest of all rounds, of all noise parties together. It is 0 where
+    the noise is added to the decoded sum. A wrap-around costs no privacy.
     """
 
     dim: int

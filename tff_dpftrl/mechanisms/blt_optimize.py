@@ -31,19 +31,11 @@ _SURPLUS_LOSS = 1e-8
 
 @dataclasses.dataclass(frozen=True)
 class BltResult:
-    """Optimised BLT with its sensitivity and errors.
+    """Optimised BLT with its sensitivity under `schema` and errors, for the optimised workload.
 
-    Attributes:
-      strategy: Optimised BLT.
-      schema: Participation schema for which the BLT was optimised.
-      minimize_rms: Whether RmsLoss was minimised; MaxLoss if False.
-      sensitivity: Sensitivity under `schema`, for clip norm 1.
-      max_error: MaxError(B) of the BLT, for the workload that was optimised for.
-      rms_error: RmsError(B) of the BLT, for the same workload.
-      surplus_buffers: Number of requested buffers that are left out, because the loss
-        without them is the same within a relative 1e-8.
-      decay_at_bound: Whether the largest decay is the largest allowed one. The loss would
-        then fall a little further with a decay closer to 1.
+    `surplus_buffers` counts the requested buffers that are left out, because the loss without them
+    is the same within a relative 1e-8. If `decay_at_bound`, the loss would fall a little further
+    with a decay closer to 1 than is allowed.
     """
 
     strategy: blt.Blt

@@ -16,17 +16,8 @@ from tff_dpftrl.participation import schema as schema_lib
 class Certificate:
     """Sensitivity, errors and losses of a strategy, for clip norm and noise multiplier 1.
 
-    Attributes:
-      num_rounds: Number of rounds of the schema.
-      min_sep: Separation of the schema, a stride.
-      max_participations: Largest number of participations of the schema.
-      sensitivity: L2 sensitivity S.
-      sensitivity_exact: Whether `sensitivity` is exact; False if it is an upper bound.
-      sensitivity_method: Method by which the sensitivity was computed.
-      max_error: MaxError(B).
-      rms_error: RmsError(B).
-      max_loss: sensitivity · max_error.
-      rms_loss: sensitivity · rms_error.
+    If not `sensitivity_exact`, the L2 sensitivity is an upper bound. A loss is sensitivity times
+    error.
     """
 
     num_rounds: int

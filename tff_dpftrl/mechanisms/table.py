@@ -80,13 +80,10 @@ Builder = Callable[["schema_lib.MinSep", Options, Notify], "strategy_lib.Strateg
 class Mechanism:
     """Row of the table of mechanisms.
 
-    Attributes:
-      summary: Description of the mechanism in one line.
-      build: Function that builds the strategy of a run without restarts.
-      options: Names of the `Options` that the mechanism takes.
-      runnable: Whether the noise of the mechanism can be generated round after round.
-      quick: Whether the planner, which needs dozens of optima, tries the mechanism by default.
-      max_rounds: Largest number of rounds, if time and memory grow with it; None if not.
+    `build` builds the strategy of a run without restarts. `options` are names of the `Options` that
+    the mechanism takes. If not `runnable`, its noise cannot be generated round after round. The
+    planner, which needs dozens of optima, tries `quick` ones by default. `max_rounds` is given if
+    time and memory grow with it.
     """
 
     summary: str

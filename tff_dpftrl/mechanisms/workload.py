@@ -33,12 +33,7 @@ Decay = Literal["none", "linear", "cosine"]
 
 @dataclasses.dataclass(frozen=True)
 class Recurrence:
-    """First-order linear recurrence y_t = carry_t · y_{t−1} + gain_t · x_t, with y_{−1} = 0.
-
-    Attributes:
-      carry: Factors of the output of the round before, one a round.
-      gain: Factors of the input, one a round.
-    """
+    """First-order linear recurrence y_t = carry_t · y_{t−1} + gain_t · x_t, with y_{−1} = 0."""
 
     carry: tuple[float, ...]
     gain: tuple[float, ...]
@@ -89,11 +84,8 @@ def _accumulated(x: np.ndarray, carry: tuple[float, ...]) -> np.ndarray:
 class Workload:
     """Lower-triangular matrix A, from the released sums to the models, as a chain of recurrences.
 
-    Models are in units of the learning rate: it changes all losses by the same factor.
-
-    Attributes:
-      recurrences: Recurrences, the first one applied first; each has as many rounds.
-      description: What A stands for, such as "momentum 0.9, cosine decay".
+    The first recurrence is applied first. Models are in units of the learning rate: it changes all
+    losses by the same factor.
     """
 
     recurrences: tuple[Recurrence, ...]

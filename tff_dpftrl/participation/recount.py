@@ -15,13 +15,10 @@ from tff_dpftrl.participation import schema as schema_lib
 
 @dataclasses.dataclass(frozen=True)
 class Recount:
-    """Declared and observed participation of a ledger.
+    """Declared and observed participation of a ledger, with the limits that are exceeded.
 
-    Attributes:
-      declared: Participation schema promised when the run began.
-      observed: Participation in all rounds begun, counted from the raw record.
-      committed_rounds: Number of rounds committed; at most one less than begun.
-      breaches: Limits of `declared` that `observed` exceeds; empty if it exceeds none.
+    `observed` covers all rounds begun, counted from the raw record; at most one of them is not
+    committed.
     """
 
     declared: schema_lib.MinSep

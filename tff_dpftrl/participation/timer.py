@@ -119,12 +119,7 @@ class TimerModel:
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """Result of a simulated run.
-
-    Attributes:
-      end_hours: Hour at which each round ended, shape [num_rounds].
-      observed: Participation over all rounds.
-    """
+    """Hours at which the rounds of a simulated run ended, and its observed participation."""
 
     end_hours: np.ndarray
     observed: observed.ObservedParticipation

@@ -85,12 +85,7 @@ def _three_levels(levels: Levels, num_bins: int) -> Iterator[Levels]:
 class BallsInBins:
     """One run of a strategy with balls-in-bins sampling; see `from_strategy`.
 
-    Attributes:
-      strategy: Strategy with a C without negative entries.
-      noise_multiplier: z, standard deviation of the noise per unit clip norm.
-      num_rounds: Number of rounds n.
-      num_bins: Number of bins b; a client's stride.
-      kernel: Largest inner products of bins' sums of columns, from `patterns.bin_kernel`.
+    `kernel` has the largest inner products of bins' sums of columns, from `patterns.bin_kernel`.
     """
 
     strategy: strategy_lib.Strategy

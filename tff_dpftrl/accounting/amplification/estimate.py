@@ -24,11 +24,9 @@ _BATCH = 20_000
 
 
 class Draws(NamedTuple):
-    """Simulated privacy losses of one direction.
+    """Simulated privacy losses of one direction, and the logarithms of their weights.
 
-    Attributes:
-      losses: Privacy losses, shape [draws].
-      log_weights: Logarithms of the ratio of densities, true over drawn from, shape [draws].
+    A weight is the ratio of densities, true over drawn from.
     """
 
     losses: np.ndarray
@@ -38,12 +36,10 @@ class Draws(NamedTuple):
 class Direction(NamedTuple):
     """Simulation of one direction, removing or adding a unit.
 
-    Attributes:
-      draw: Function that draws losses: generator, number of draws, and tilt of at least 0. A larger
-        tilt makes larger losses; a tilt of 0 has no weights.
-      log_most: Function from tilt and epsilon to the logarithm of the largest weight of a loss
-        above epsilon.
-      best_tilt: Function from epsilon to the tilt that makes that weight smallest; below 0 for 0.
+    `draw` draws losses by generator, number of draws, and tilt. A larger tilt makes larger losses;
+    a tilt of 0 has no weights. `log_most` maps tilt and epsilon to the logarithm of the largest
+    weight of a loss above epsilon. `best_tilt` maps epsilon to the tilt that makes that weight
+    smallest; below 0 for 0.
     """
 
     draw: Callable[[np.random.Generator, int, float], Draws]
@@ -62,14 +58,7 @@ def untilted(draw: Callable[[np.random.Generator, int], np.ndarray]) -> Directio
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Estimated epsilon, which is not a guarantee.
-
-    Attributes:
-      epsilon: Estimate of the larger epsilon of both directions.
-      low: Lower end of an interval of 99 % confidence.
-      high: Upper end of that interval.
-      num_samples: Number of draws in each direction.
-    """
+    """Estimate of the larger epsilon of both directions, within 99 % confidence: no guarantee."""
 
     epsilon: float
     low: float

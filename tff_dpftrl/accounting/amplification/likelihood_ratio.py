@@ -50,13 +50,9 @@ _SMALLEST_DELTA = 1e-70
 class Ratio:
     """Law of a nonnegative random variable with mean 1: atoms at 0 and at e^(step · index).
 
-    Attributes:
-      step: Interval h of the grid, in units of privacy loss.
-      first: Index of the first atom.
-      masses: Probabilities of the atoms at indices first, first + 1, …, shape [atoms].
-      zero: Probability of 0.
-      lost: Part of the mean that lies at infinity, with probability 0.
-      negligible: Part of the mean, or probability, that an operation may send to infinity or 0.
+    `step` is in units of privacy loss; `masses` begin at index `first`. `zero` is the probability
+    of 0. `lost` is the part of the mean that lies at infinity, with probability 0. `negligible` is
+    the part of the mean, or probability, that an operation may send to infinity or 0.
     """
 
     step: float

@@ -59,15 +59,7 @@ _MOST_COUNTS = 200
 
 @dataclasses.dataclass(frozen=True)
 class MinSepPoisson:
-    """One run of a strategy with b-min-sep sampling; see `from_strategy`.
-
-    Attributes:
-      strategy: Strategy with a C without negative entries.
-      noise_multiplier: z, standard deviation of the noise per unit clip norm.
-      num_rounds: Number of rounds n.
-      min_sep: Least stride b of a client.
-      sampling_probability: q, probability of a client that was in none of the last b − 1 rounds.
-    """
+    """One run of a strategy with b-min-sep sampling; see `from_strategy`."""
 
     strategy: strategy_lib.Strategy
     noise_multiplier: float

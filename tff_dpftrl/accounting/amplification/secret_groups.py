@@ -31,9 +31,8 @@ from tff_dpftrl.mechanisms import strategy as strategy_lib
 class SecretGroups:
     """One run of a banded strategy with cyclic Poisson sampling and secret groups.
 
-    Attributes:
-      known: The run if groups were known.
-      num_apart: Number of groups without a common row, ⌊groups / bands⌋.
+    `known` is the run if groups were known, `num_apart` the number of groups without a common row,
+    ⌊groups / bands⌋.
     """
 
     known: amplified_banded.AmplifiedBanded
