@@ -1,8 +1,7 @@
 """Reader of untrusted archives of arrays (`.npz`), with bounded memory.
 
-`numpy.load` without pickle runs no code of a file, but trusts its sizes: it allocates any
-shape, and unpacks any amount of compressed data. Here an array is as large as the part of
-the file that holds it, as `numpy.savez` writes it.
+`numpy.load` without pickle runs no code of a file, but trusts its sizes. Here an array is as large
+as the part of the file that holds it, as `numpy.savez` writes it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Tensors of arrays, without the copies that TensorFlow makes of an array.
 
-`tf.convert_to_tensor` of a large array takes memory for two further ones, and keeps both. Here a
-tensor takes the memory of the array itself, if that is aligned as TensorFlow's kernels want it, or
-of one aligned copy.
+`tf.convert_to_tensor` of a large array makes two copies, and keeps both. Here a tensor takes the
+memory of the array itself, if that is aligned as TensorFlow's kernels want it, or of one copy.
 """
 
 from __future__ import annotations

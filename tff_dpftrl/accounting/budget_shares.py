@@ -1,8 +1,7 @@
 """Shares of a privacy budget: how much noise each part gets besides the weights.
 
-A share s of the budget is a share of μ²: the noise of a part with it is such that its squared μ
-is s times that of the Gaussian mechanism which spends the whole (ε, δ). Squared μ add up, ε do not:
-shares of ε would promise more than the whole.
+A share is a share of μ²: a part's squared μ is the share times that of the Gaussian mechanism which
+spends the whole (ε, δ). Squared μ add up, ε do not: shares of ε would promise more than the whole.
 """
 
 from __future__ import annotations

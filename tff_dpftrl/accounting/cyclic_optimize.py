@@ -1,12 +1,11 @@
-"""Chooses bands, groups and noise for cyclic Poisson sampling (`best_cyclic`, `try_bands`).
+"""Chooses bands, groups and noise for cyclic Poisson sampling.
 
-The cost of a run sees one number of C, its largest column norm (`amplified_banded`). For a
-given number of bands and groups, the least error at a target epsilon is therefore reached by
-the C of least loss for *one* participation, whatever epsilon is: sampling changes only how many
-bands are worth it. More bands cancel noise over more rounds. But they need as many groups, whose
-clients are sampled the more often when it is their turn, which amplifies less. One band is DP-SGD;
-with as many as a pass has rounds, every client of a group takes part and nothing is amplified. The
-search tries powers of two, the bands of few turns, and then numbers around the best of them.
+The cost of a run depends on one number of C, its largest column norm (`amplified_banded`). For
+given numbers of bands and groups, the C of least loss for *one* participation therefore has the
+least error at any target epsilon. More bands cancel noise over more rounds. But they need as many
+groups, whose clients are sampled more often when it is their turn, which amplifies less. One band
+is DP-SGD; with as many as a pass has rounds, every client of a group takes part and nothing is
+amplified.
 """
 
 from __future__ import annotations

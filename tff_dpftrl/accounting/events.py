@@ -1,8 +1,7 @@
 """Events of DP-FTRL runs, which the accountants of dp_accounting accept.
 
-TensorFlow Privacy's tree aggregators emit an `UnsupportedDpEvent`, which no
-accountant can turn into an epsilon. A DP-FTRL run is one Gaussian mechanism, so
-its event *is* a `GaussianDpEvent`, with further facts about the run.
+TensorFlow Privacy's tree aggregators emit an `UnsupportedDpEvent`, which has no epsilon. A DP-FTRL
+run is one Gaussian mechanism, so its event *is* a `GaussianDpEvent`, with further facts.
 """
 
 from __future__ import annotations

@@ -23,8 +23,9 @@ def _cut(text: Scalar) -> Scalar:
 
 @dataclasses.dataclass(frozen=True)
 class Trust:
-    """Trust model of a run, and plain sentences: who one is protected from, what the server
-    sees.
+    """Trust model of a run: who one is protected from, and what the server sees.
+
+    `setting` is the model in full, `from_whom` the same in plain sentences.
     """
 
     setting: str

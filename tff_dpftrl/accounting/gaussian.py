@@ -140,9 +140,10 @@ def epsilon(mu: float, delta: float) -> float:
 
 
 def mu(epsilon: float, delta: float) -> float:
-    """Computes the largest mu whose mechanism is (epsilon, delta)-DP, rounded down by 1e-12.
+    """Computes the largest mu whose mechanism is (epsilon, delta)-DP, rounded down.
 
-    A noise standard deviation of sensitivity / mu meets the target.
+    The rounding is by a relative 1e-12. A noise standard deviation of sensitivity / mu meets the
+    target.
     """
     validation.delta(delta)
     delta = min(delta, _LARGEST_DELTA)

@@ -1,10 +1,9 @@
 """Neighbouring data sets besides one user's zero-out: substitution, and groups of users.
 
-All are chains of zero-outs and their reverse: one user's data is replaced by zeros and these by
-other data, one user after the other. `epsilon_by_changes` follows the chain by the definition of
-(ε, δ), for whatever mechanism. Where a mechanism says more, the chain is one step with a larger
-sensitivity: a Gaussian mechanism has the multiple of μ, and sampled steps have a mixture of
-Gaussians (`mixture_of_gaussians`).
+All are chains of zero-outs and their reverse, one user after the other. `epsilon_by_changes`
+follows the chain by the definition of (ε, δ), for any mechanism. Where a mechanism says more, the
+chain is one step with a larger sensitivity: a Gaussian mechanism has the multiple of μ, and sampled
+steps have a mixture of Gaussians (`mixture_of_gaussians`).
 """
 
 from __future__ import annotations
@@ -88,9 +87,9 @@ def epsilon_by_changes(
 ) -> float:
     """Bounds epsilon of several changes in a row by that of one, for any mechanism.
 
-    If one change costs (ε', δ') in both directions, k of them cost ε = k ε' and δ = δ' (1 + e^ε' +
-    … + e^((k−1) ε')) (Vadhan 2017, lemma 7.2.2). `epsilon_of_one` maps δ' to an upper bound of ε'.
-    The result is inf if no δ' down to 1e-250 is small enough.
+    If one change costs (ε', δ') in both directions, k of them cost ε = k ε' and δ = δ'
+    (1 + e^ε' + … + e^((k−1) ε')) (Vadhan 2017, lemma 7.2.2). `epsilon_of_one` maps δ' to an upper
+    bound of ε'. The result is inf if no δ' down to 1e-250 is small enough.
     """
     validation.delta(delta)
     num_changes = validation.integer("num_changes", num_changes, minimum=1)

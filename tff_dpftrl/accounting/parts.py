@@ -1,19 +1,18 @@
-"""Parts of a run's budget: all that leaves about the same users, and its cost as a whole.
+"""Everything that a run releases about the same users, and its total privacy cost.
 
-A run releases more than its weights: perhaps a vocabulary, metrics, the choice of one run among
-several. Each is a Gaussian mechanism, or bounded by (ε, δ). Their *losses* are composed with those
-of the weights: squared μ of Gaussian mechanisms add up (Dong, Roth & Su 2022, corollary 2), and
-privacy loss distributions of sampled steps are convolved with theirs (Zhu, Dong & Wang 2022,
-theorem 10). What is known by ε and δ alone is added (Dwork & Roth 2014, theorem 3.16): pure ε to
-ε, and the probability of what has no bound to δ, before the conversion. `composition` does the
-same with runs.
+A run releases more than its weights: perhaps a vocabulary, metrics, or the choice of one run among
+several. Each part is a Gaussian mechanism, or bounded by (ε, δ). Its *losses* are composed with
+those of the weights: squared μ of Gaussian mechanisms add up (Dong, Roth & Su 2022, corollary 2),
+and privacy loss distributions of sampled steps are convolved (Zhu, Dong & Wang 2022, theorem 10).
+What is known by ε and δ alone is added (Dwork & Roth 2014, theorem 3.16): pure ε to ε, and the
+probability of unbounded loss to δ, before the conversion. `composition` does the same with runs.
 
 A figure of each round, of the same secret sample as the round's update, is no run of its own: it
-says who was sampled. Both are one Gaussian vector, of the precision 1/z² = 1/z_update² +
-1/z_round², which is sampled as a whole.
+says who was sampled. Both are one Gaussian vector, of the precision
+1/z² = 1/z_update² + 1/z_round², which is sampled as a whole.
 
-`EVALUATION` is of other users than all else, who never train (`runs.released_metrics` has the
-proof): ε of the whole is the larger one of theirs and that of all other parts together.
+`EVALUATION` is of other users, who never train (`runs.released_metrics` has the proof): ε of the
+whole is the larger one of theirs and that of all other parts together.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Requests to the planner: known facts, a target, and the participation schema they imply.
 
-A device that took part in round t may not come back before round t + min_sep. With
-`report_goal` clients a round the population is used up after population / report_goal
-rounds, so that is the largest separation there can be (Xu et al. 2023, section 2.2).
+With `report_goal` clients a round, the population is used up after population / report_goal rounds:
+no larger separation is possible (Xu et al. 2023, section 2.2).
 """
 
 from __future__ import annotations

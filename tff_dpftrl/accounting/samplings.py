@@ -1,11 +1,10 @@
 """Accounting of runs whose cohorts are drawn in secret, by the description of their sampling.
 
-Runs and commands take a sampling by its name in `SAMPLINGS`, and account for it by its description
-(`participation.sampling`). To add one, add its description, a row here and a case in `zero_out`.
-Each unit (a user, or an example of one) draws by itself and independently of the data.
+`SAMPLINGS` has the samplings by name. To add one, add its description (`participation.sampling`), a
+row here and a case in `zero_out`. Each unit (a user, or an example of one) draws by itself and
+independently of the data.
 
-Functions import what they need when they are called: `--help` needs names and summaries, and must
-be quick.
+Functions import what they need when they are called: `--help` must be quick.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Sensitivity of a run whose state is continued several times.
 
 N branches go on from the state after round T - 1. They share the noise of the rounds before, and
-each has independent noise after it. The rows of C whose noise is drawn in these rounds come first:
+each has independent noise after it. With the rows of C whose noise is drawn in these rounds first,
 
     C = [[P, 0], [F, L]],
 
-for the contributions x of the first T rounds and y of the later ones. All that the branches release
-follows from P x + z and, for each branch i, F x + L y_i + z_i, with independent z. This is one
-Gaussian mechanism. Its squared sensitivity is the maximum of
+for the contributions x of the first T rounds and y of the later ones, the branches release P x + z
+and, for each branch i, F x + L y_i + z_i, with independent z. This is one Gaussian mechanism. Its
+squared sensitivity is the maximum of
 
     ‖P x‖² + Σ_i ‖F x + L y_i‖²
 

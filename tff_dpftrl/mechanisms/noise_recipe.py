@@ -84,8 +84,8 @@ class TreeNoise:
 class BandedNoise:
     """Recipe of noise whose C has few bands; the last outputs are kept.
 
-    ẑ_t = (z_t − Σ_{j=1..bands−1} row_t[j] ẑ_{t−j}) / row_t[0], with row_t[j] = C[t, t − j] and ẑ_s
-    = 0 for s < 0. Either there is one row for all rounds (Toeplitz C), or one a round.
+    ẑ_t = (z_t − Σ_{j=1..bands−1} row_t[j] ẑ_{t−j}) / row_t[0], with row_t[j] = C[t, t − j] and
+    ẑ_s = 0 for s < 0. Either there is one row for all rounds (Toeplitz C), or one a round.
     """
 
     rows: tuple[tuple[float, ...], ...]

@@ -23,8 +23,8 @@ def update_noise_multiplier(noise_multiplier: float, clipped_count_stddev: float
     """Computes z_Δ = (z⁻² − (2 σ_b)⁻²)^(−1/2), the noise of the updates if z is promised.
 
     σ_b is the standard deviation of the noise on the number of unclipped clients of a round, before
-    any division by the clients of a round. z_Δ is at least z, and 0 if z is 0. A σ_b of at most z /
-    2 is refused: the counts alone spend more than z allows.
+    any division by the clients of a round. z_Δ is at least z, and 0 if z is 0. A σ_b of at most
+    z / 2 is refused: the counts alone spend more than z allows.
     """
     z = validation.noise_multiplier(noise_multiplier)
     stddev = validation.number("clipped_count_stddev", clipped_count_stddev, at_least=0)

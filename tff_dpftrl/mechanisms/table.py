@@ -1,17 +1,15 @@
 """Table of mechanisms: builds the strategy of a mechanism's name.
 
-The commands (`account`, `calibrate`, `compare`, `optimize`, `plan`, `train`), the planner and
-the Python API all build a named mechanism here, with the same defaults: one name, one
-participation schema and one noise multiplier are one ε. To add a mechanism, add a row to
-`MECHANISMS`. A new class of strategies also has to be added to `serialization`, and a new kind
-of noise to `private_round.noise_stream`.
+Commands, the planner and the Python API build named mechanisms here, with the same defaults: one
+name, one participation schema and one noise multiplier are one ε. To add a mechanism, add a row to
+`MECHANISMS`. A new class of strategies also has to be added to `serialization`, and a new kind of
+noise to `private_round.noise_stream`.
 
-The module `defaults` has the reasons of the defaults. A BLT has the least MaxLoss, as many
-buffers as still lower it by 0.1 %, and decays up to 1 - 1 / num_rounds; a banded C has min_sep
-bands, a banded inverse 16. All others minimise RmsLoss if they are optimised.
+`defaults` has the defaults and their reasons. A BLT has the least MaxLoss, as many buffers as still
+lower it by 0.1 %, and decays up to 1 - 1 / num_rounds; a banded C has min_sep bands, a banded
+inverse 16. All others minimise RmsLoss if they are optimised.
 
-The builders import what they need when they are called: `--help` needs names and summaries, and
-must be quick.
+The builders import what they need when they are called: `--help` must be quick.
 """
 
 from __future__ import annotations

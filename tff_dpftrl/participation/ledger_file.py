@@ -1,8 +1,8 @@
 """SQLite file of the ledger: its tables, creation and connection.
 
-Rows of `rounds`, `asked`, `commits` and `dropped` are only ever added; triggers
-refuse anything else. `clients` beside them is an index: how often and when each
-client last took part, up to the last committed round.
+Rows of `rounds`, `asked`, `commits` and `dropped` are only ever added; triggers refuse anything
+else. `clients` is an index: how often and when each client last took part, up to the last committed
+round.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ _SMALLEST_DELTA = 1e-70
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-    """Law of a nonnegative random variable with mean 1: atoms at 0 and at e^(step · index).
+    """Distribution of a nonnegative variable of mean 1: atoms at 0 and at e^(step · index).
 
     `step` is in units of privacy loss; `masses` begin at index `first`. `zero` is the probability
     of 0. `lost` is the part of the mean that lies at infinity, with probability 0. `negligible` is
@@ -126,11 +126,11 @@ def one(step: float, negligible: float) -> Ratio:
 
 
 def lognormal(variance: float, step: float, negligible: float) -> Ratio:
-    """Builds the law of exp(u − variance/2), u ~ N(0, variance): one Gaussian's likelihood ratio.
+    """Builds the distribution of exp(u − variance/2), u ~ N(0, variance).
 
-    `variance` is sensitivity² / noise variance. `negligible` is the part of the mean, or the
-    probability, that may be sent to infinity or 0. The masses of cells under Q and under P are
-    exact, and split to their edges.
+    It is the likelihood ratio of one Gaussian; `variance` is sensitivity² / noise variance.
+    `negligible` is the part of the mean, or the probability, that may be sent to infinity or 0. The
+    masses of cells under Q and under P are exact, and split to their edges.
     """
     if variance == 0.0:
         return one(step, negligible)
@@ -213,7 +213,7 @@ def _add_pairs(
     weight: float,
     step: float,
 ) -> None:
-    """Adds the law of weight · X + (1 − weight) · Y to `out`, where X > Y.
+    """Adds the distribution of weight · X + (1 − weight) · Y to `out`, where X > Y.
 
     `high` and `low` are the masses of X and Y, shape [size]; `low_zero` is the probability that Y
     is 0. `out` has shape [before + size + 1], and index `before` is the grid index of their first
@@ -251,9 +251,9 @@ def _add_pairs(
 
 
 def average(left: Ratio, right: Ratio, weight: float) -> Ratio:
-    """Bounds the law of weight · left + (1 − weight) · right, independent ratios, in convex order.
+    """Bounds the distribution of weight · left + (1 − weight) · right, in convex order.
 
-    Both laws have grids of the same step.
+    Both ratios are independent, on grids of the same step.
     """
     step, first = left.step, min(left.first, right.first)
     size = max(left.first + len(left.masses), right.first + len(right.masses)) - first

@@ -1,19 +1,18 @@
-"""b-min-sep sampling: Poisson sampling that leaves out who came in the last b − 1 rounds.
+"""b-min-sep sampling: Poisson sampling without the clients of the last b − 1 rounds.
 
-A unit that may take part does so with probability q in each round, and then has to wait until b
-rounds later (Dong et al. 2026, arXiv 2602.09338). The first rounds are as if infinitely many had
-gone before. Neighbours differ in one unit, whose contributions are replaced by zeros; units'
-rounds are drawn independently of each other and of all data. If units are added or removed instead,
-the bound is the same, as long as nothing else depends on who takes part.
+A unit that may take part does so with probability q in each round, and then waits until b rounds
+later (Dong et al. 2026, arXiv 2602.09338). The first rounds are as if infinitely many had gone
+before. Neighbours differ in one unit, whose contributions are replaced by zeros; units' rounds are
+drawn independently of each other and of all data. If units are added or removed instead, the bound
+is the same, as long as nothing else depends on who takes part.
 
 With C >= 0 the run is dominated by P = E_m N(Cm, σ²I) against Q = N(0, σ²I), for the random set m
-of
-a unit's rounds. Two bounds are proven here, and the least one counts; neither is above the one
+of a unit's rounds. Two bounds are proven here, and the least one counts; neither is above the one
 without amplification.
 
-*Number of rounds.* Telling the adversary m (joint convexity) gives δ(ε) <= E_m δ_Gauss(ε; ‖Cm‖/σ)
-<=
-Σ_k Pr[k rounds] δ_Gauss(ε; S_k/σ), with S_k the sensitivity of k rounds that are b apart.
+*Number of rounds.* Telling the adversary m (joint convexity) gives
+δ(ε) <= E_m δ_Gauss(ε; ‖Cm‖/σ) <= Σ_k Pr[k rounds] δ_Gauss(ε; S_k/σ), with S_k the sensitivity of k
+rounds that are b apart.
 
 *Slots*, for a C of at most b bands. m is a renewal process whose gaps have the generating function
 F(x) = q x^b / (1 − (1−q) x). Let p in (q, 1] be a probability of occupation. A renewal process of

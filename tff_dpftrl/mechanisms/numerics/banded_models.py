@@ -1,8 +1,8 @@
 """Noise variances of models under a workload for a banded C, and their gradients.
 
-What `banded_blocks` does for prefix sums: the rounds are cut into blocks of `bands` rounds, and
-the noise of block i is ẑ_i = C_i⁻¹ (z_i − U_i ẑ_{i−1}). Models and the last outputs s of the
-workload's recurrences follow from it block by block,
+Like `banded_blocks`, it cuts the rounds into blocks of `bands` rounds: the noise of block i is
+ẑ_i = C_i⁻¹ (z_i − U_i ẑ_{i−1}). Models and the last outputs s of the workload's recurrences follow
+from it block by block,
 
   models y_i = O_i s_i + L_i ẑ_i,   s_{i+1} = F_i s_i + K_i ẑ_i,
 

@@ -54,8 +54,8 @@ def prefix_noise_terms(
 ) -> tuple[float, np.ndarray]:
     """Writes the first column of B = A C⁻¹ as b_t = constant + Σ_i weight[i] θ̂_i^t.
 
-    The complements u = 1 - θ and û = 1 - θ̂ are interlaced: u_1 < û_1 < u_2 < ... The constant is Π
-    u_i / û_i. All terms are positive.
+    The complements u = 1 - θ and û = 1 - θ̂ are interlaced: u_1 < û_1 < u_2 < ... The constant is
+    Π u_i / û_i. All terms are positive.
     """
     constant = float(np.prod(pole_complements / zero_complements))
     inverse_scale = pole_residues(zero_complements, pole_complements)

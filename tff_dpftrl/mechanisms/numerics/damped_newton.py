@@ -1,8 +1,7 @@
-"""Minimises one smooth function from several starting points at once.
+"""Minimises one smooth function of a few variables from several starting points at once.
 
-For functions of a few variables whose evaluation costs about the same for one
-point as for a hundred. All starts, and the finite differences of the gradient
-that make up the Hessian, are evaluated in one batch an iteration.
+All starts, and the finite differences of the gradient that make up the Hessian, are evaluated in
+one batch an iteration.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Sums of powers in closed form, precise for ratios arbitrarily close to 1.
 
-Ratios x are given by their logarithm, so that products of ratios are sums and
-a ratio of 1 - 1e-12 keeps its sixteen digits. Arguments broadcast; results are
-float64.
+Ratios x are given by their logarithm: a ratio of 1 - 1e-12 keeps its sixteen digits. Arguments
+broadcast; results are float64.
 """
 
 from __future__ import annotations

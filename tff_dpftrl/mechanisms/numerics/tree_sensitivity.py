@@ -157,9 +157,9 @@ def earliest_pattern_squared(num_rounds: int, min_sep: int, max_participations: 
 def upper_bound_squared(lengths: Sequence[int], min_sep: int, max_participations: int) -> int:
     """Computes a proven upper bound of S² for clip norm 1, level by level, in O(levels).
 
-    `lengths` are the numbers of rounds of the trees. A node with 2^h leaves holds at most c_h =
-    ⌈2^h / b⌉ participations, and the counts of one level sum to at most k. A sum of squares is
-    convex, so under those two constraints it is largest when as many nodes as possible are full.
+    `lengths` are the numbers of rounds of the trees. A node with 2^h leaves holds at most
+    c_h = ⌈2^h / b⌉ participations, and the counts of one level sum to at most k. A sum of squares
+    is convex, so under those two constraints it is largest when as many nodes as possible are full.
     """
     total = 0
     for level in range(max(lengths).bit_length()):
