@@ -1,29 +1,28 @@
 """Histograms of how often, and how closely, the devices of a round take part.
 
-The server keeps no list of devices, but the statement needs MinS and MaxP. So every report has
-two small integer vectors beside its update. The first has a one at the bucket of "rounds since my
-last time" (or "never before"), the second at the bucket of "times so far, with this one". They are
-added like the update, inside the same (secure) sum: the server learns how many devices fell into
-each bucket, and nobody's history.
+The server keeps no list of devices, but the statement needs MinS and MaxP. So every report has two
+small integer vectors beside its update. The first has a one in the bucket of "rounds since my last
+time" (or "never before"), the second in the bucket of "times so far, with this one". They are added
+like the update, inside the same (secure) sum: the server learns how many devices fell into each
+bucket, and nobody's history.
 
 Buckets are declared before training and are the same for all devices. Decoding errs on the safe
-side: the lower edge of the smallest bucket that is not empty for the stride, the upper edge of the
-largest for the number of times.
+side. The stride is the lower edge of the smallest bucket that is not empty. The number of times is
+the upper edge of the largest one.
 
-The histograms are evidence; ε does not follow from them. A device whose software keeps to the
-signed plan enforces the declared limits by its own timer, whatever other devices report. So ε is
-that of the declared schema, for every such device. A report below the declared stride comes from a
-device that lies, whose timer was wiped or whose software is broken. It is counted and shown beside
-ε, with the ε that it would mean. If ε followed from it, one liar could change the statement for
-everybody, and for good.
+The histograms are evidence only: ε is that of the declared schema. A device whose software keeps to
+the signed plan enforces the declared limits by its own timer, whatever other devices report. A
+report below the declared stride comes from a device that lies, whose timer was wiped, or whose
+software is broken. It is counted and shown beside ε, with the ε that it would mean. If ε followed
+from reports, one liar could change the statement for everybody, and for good.
 
 The evidence is incomplete. Where sums are secure, nobody can see that a vector is not one-hot: a
 device that puts -1 where another has put 1 hides the other. Sums that no devices can make are
-counted as unknown rounds. Where single reports can be seen, `check_one_hot` refuses such vectors.
-A device whose timer was wiped reports "never before" and is not seen at all.
+counted as unknown rounds. Where single reports can be seen, `check_one_hot` refuses such vectors. A
+device whose timer was wiped reports "never before" and is not seen at all.
 
-The sums are exact, and no noise is added to them. The server should keep the few numbers
-that come out (`ObservedRounds`), not the sums.
+The sums are exact, without noise. The server should keep the few numbers that come out
+(`ObservedRounds`), not the sums.
 """
 
 from __future__ import annotations

@@ -143,11 +143,6 @@ def load(certificate: str | os.PathLike[str], key: str | os.PathLike[str]) -> Se
     return ServerCertificate(certificate_pem, key_pem, _names(parsed, certificate))
 
 
-def server_credentials(certificate: ServerCertificate) -> grpc.ServerCredentials:
-    """Creates the credentials of a server's port."""
-    return grpc.ssl_server_credentials([(certificate.key, certificate.certificate)])
-
-
 def channel_credentials(root_certificates: bytes) -> grpc.ChannelCredentials:
     """Creates the credentials of a device's channels.
 

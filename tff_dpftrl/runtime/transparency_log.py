@@ -1,16 +1,16 @@
-"""A public log of plans and privacy statements, to which entries can only be added.
+"""A public, append-only log of plans and privacy statements.
 
-A Merkle tree (RFC 6962, section 2.1) is over the lines of a file, and whoever keeps the log signs
-its size and root: a checkpoint. Two signed checkpoints of which the smaller one is no beginning of
-the larger one prove that the keeper showed two logs. So whoever keeps a checkpoint can find out
-later that an entry was changed or removed. The log says nothing of what was never entered.
+The lines of a file are the leaves of a Merkle tree (RFC 6962, section 2.1). The keeper of the log
+signs its size and root: a checkpoint. If the tree of the smaller of two signed checkpoints is not a
+prefix of the larger one's, the keeper showed two logs. So anybody who keeps a checkpoint can find
+out later that an entry was changed or removed. The log does not show what was never entered.
 
     checkpoint      name of the log, size, root, signature: a signed note (C2SP tlog-checkpoint)
     entries.jsonl   an entry a line: kind and SHA-256 of a file, what it is of, when it was entered
     files/          the files, by their SHA-256
 
-Nothing in it is secret. Entries are written before the checkpoint that counts them: after a crash
-there may be lines and files that no checkpoint counts, which the next entry replaces.
+Nothing in it is secret. Entries are written before the checkpoint that counts them. After a crash
+there may be lines and files that no checkpoint counts; the next entry replaces them.
 """
 
 from __future__ import annotations

@@ -1,20 +1,21 @@
 """Schedule of a device's sessions: each population has one at a time, and one of them trains.
 
-The schedule is a plain state machine: `Schedule.next_job` returns the population that is due
-next, and `Schedule.finished` takes the result of its session. `run_jobs` is the loop around it.
-Clock, randomness and waiting are arguments.
+The schedule is a plain state machine: `Schedule.next_job` returns the population that is due next,
+and `Schedule.finished` takes the result of its session. `run_jobs` is the loop around it. Clock,
+randomness and waiting are arguments.
 
 A server may hold a device for an hour until it selects it. So the sessions of several populations
-wait side by side, and whichever is selected first trains. A population that comes due meanwhile
+wait side by side, and the first one to be selected trains. A population that comes due meanwhile
 checks in when the training is over; one that was selected already trains next (`session.Turn`).
-Fair means first due, first served: no population, however often its server asks for the device,
-delays another one by more than one training of each. The server assigns a few turns, in seconds;
-a device never comes before them. It takes the first turn at which it is eligible and drops the
-others; a turn at which it is not eligible is lost. It does not come as soon as it becomes
-eligible: in the evening, all devices of the day would come at once. With no turn left it draws
-one at random, about as far away as turns are from one another. After failures it backs off
-(`backoff`), so that devices that failed together (an outage) do not return together. To a
-population whose tasks are all finished it comes rarely.
+First due, first served: no population delays another one by more than one training of each, however
+often its server asks for the device.
+
+The server assigns a few turns, in seconds; a device never comes before them. It takes the first
+turn at which it is eligible and drops the others; a turn at which it is not eligible is lost. It
+does not come as soon as it becomes eligible: in the evening, all devices of the day would come at
+once. With no turn left it draws one at random, about as far away as turns are from one another.
+After failures it backs off (`backoff`), so that devices that failed together (an outage) do not
+return together. It rarely comes to a population whose tasks are all finished.
 """
 
 from __future__ import annotations

@@ -246,14 +246,6 @@ def _ended() -> Exception:
     return session.StepFailed("The session was ended.")
 
 
-def _unreadable() -> Exception:
-    return session.StepFailed("The server has sent a message that cannot be read.")
-
-
-def _sent_too_much() -> Exception:
-    return session.StepFailed("The server has sent more messages than a session has.")
-
-
 class Stream:
     """The message stream of one session, for one thread.
 
@@ -347,13 +339,15 @@ class Stream:
                 num_messages += 1
                 if num_messages > _MAX_MESSAGES:
                     self._call.cancel()
-                    end = _sent_too_much
+                    text = "The server has sent more messages than a session has."
+                    end = functools.partial(session.StepFailed, text)
                     break
                 self._received.put(wire_pb2.FromServer.FromString(content))
                 del content  # Frees a model while the next message is awaited.
         except protobuf_message.DecodeError:
             self._call.cancel()
-            end = _unreadable
+            text = "The server has sent a message that cannot be read."
+            end = functools.partial(session.StepFailed, text)
         except grpc.RpcError as error:
             end = self._channel.explain(error)
         except asyncio.CancelledError:

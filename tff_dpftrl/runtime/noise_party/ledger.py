@@ -1,14 +1,14 @@
-"""The noise that a party has given for one task, and what it comes from: one SQLite file.
+"""Ledger of the noise that a party has given for one task: one SQLite file.
 
-Noise of a round is a row of the strategy. A row is given to one attempt, and never to another: with
-the same noise in two sums, their difference is a sum without noise. So a row is written here,
+The noise of a round is a row of the strategy. Each row is given to one attempt only: if two sums
+had the same noise, their difference would be a sum without noise. So a row is written here,
 durably, before anything of it is sent. An attempt that fails later has used its row up. Rows are
-given in increasing order; those in between are passed over, and never given.
+given in increasing order. A row that is passed over is never given.
 
-A copy of the file, or an older one from a backup, does not know of later rows. What it gives in
-their place is other noise: the seed of a row's new draws is that of the ledger, joined by exclusive
-or with fresh bits of the attempt, which are written with the row. Rows that are passed over have
-those of the next row that is given.
+A copy of the file, or an older one from a backup, does not know of later rows. It gives other noise
+in their place: each attempt draws fresh bits, which are written with the row. The seed of a row's
+new draws is the ledger's seed XOR these bits. Rows that are passed over have the bits of the next
+row that is given.
 """
 
 from __future__ import annotations

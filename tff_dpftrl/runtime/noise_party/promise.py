@@ -1,8 +1,8 @@
-"""What a noise party has promised: read from the signed plan and terms of a task, and checked.
+"""Promise of a noise party: read from the signed plan and terms of a task, and checked.
 
-Plan and terms are signed by the maker of the task, whose key the party was given. They have the law
-of the noise, the grid that it is brought to, and the sums that it is added to. The broadcast of an
-attempt has the rotation of its round, and the clip norm where that is learned.
+The maker of the task, whose key the party was given, has signed plan and terms. They state the
+distribution of the noise, its grid, and the sums that it is added to. The broadcast of an attempt
+has the rotation of its round, and the clip norm where that is learned.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Noise of one round after the other, with the past noise that it depends on.
+"""Noise of successive rounds, with the past noise that it depends on.
 
 Each attempt gets new noise, drawn with fresh bits. Past noise is a function of the ledger, so that
-a party that was killed draws the same again. A checkpoint makes that quick. It may be lost; one
-that is damaged, or that other rows were given before, is not used.
+a party that was killed draws the same again. A checkpoint saves time. It may be lost. It is used
+only if it is undamaged and follows exactly the rows that the ledger has given before.
 """
 
 from __future__ import annotations

@@ -131,7 +131,8 @@ def _update_in(
 ) -> range:
     """Finds the update, which has the shapes of the model's trainable weights.
 
-    Rounds of this package name it. In those of TFF it is what has these shapes last.
+    Rounds of this package name it. In rounds of TFF, it is the last group of tensors with these
+    shapes.
     """
     shapes = [list(w.shape) for w in weights if w.label.partition("/")[0] == "trainable"]
     dtypes = ("float64",) if limits.clip_norm is not None else ("float32", "float64")

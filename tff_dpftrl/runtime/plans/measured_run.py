@@ -174,7 +174,8 @@ class DeviceProcess:
         if reply is None:
             self._process.wait()
             self._errors.seek(0)
-            ended = _last_line(self._errors.read().decode(errors="replace"))
+            lines = self._errors.read().decode(errors="replace").strip().splitlines()
+            ended = lines[-1][:_LONGEST_LINE] if lines else ""
             raise device_work.WorkFailedError(
                 "A process that runs the plan failed: "
                 f"{ended or f'it ended with {self._process.returncode}'}"
@@ -188,10 +189,6 @@ def _command(python: str | os.PathLike[str]) -> list[str]:
     """Begins a command of an interpreter; another one gets no paths of this one's environment."""
     isolated = [] if os.fspath(python) == sys.executable else ["-I"]
     return [os.fspath(python), *isolated, "-c"]
-
-
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or [""])[-1][:_LONGEST_LINE]
 
 
 def _send(stream: IO[bytes], header: dict[str, Any], content: bytes) -> None:

@@ -253,7 +253,7 @@ class _Trial:
         device: device_work.DeviceWork | measured_run.DeviceProcess,
         proxies: Sequence[Sequence[bytes]],
     ) -> expectations_lib.Trial:
-        """Runs rounds whose model takes the changes of the devices, and not the noise.
+        """Runs rounds whose model takes the devices' changes without the noise.
 
         The noise is scaled for all rounds of a task. In a few rounds from a good model it can
         outweigh what is learned, and chance would decide.
@@ -291,9 +291,9 @@ class _Trial:
         )
 
     def _check_noise(self, before: server_work.State, after: server_work.State) -> None:
-        """Refuses a round that is not past its noise, as which the next one would be noised.
+        """Refuses a finished round whose state would give the next round the same noise.
 
-        A round that is skipped moves what noise follows from: so must a round that is finished.
+        Skipping a round moves the seeds of the noise on; so must finishing one.
         """
         tensors = zip(self._server.state, before, self._server.skip(before), after, strict=True)
         for tensor, old, skipped, new in tensors:

@@ -230,7 +230,8 @@ def _segment(
         case "modulus":
             modulus = rule.modulus
         case "largest_entry":
-            modulus = _above(rule.largest_entry, most_devices)
+            # The smallest power of two above the largest sum.
+            modulus = max(2, 1 << (rule.largest_entry * most_devices).bit_length())
         case other:
             raise PlanNotSecureError(f"{label} has the unknown rule {other} for its sum.")
     is_power = modulus & (modulus - 1) == 0
@@ -240,11 +241,6 @@ def _segment(
             f"2 to 2**32, and powers of two up to {LARGEST_MODULUS}, can be summed."
         )
     return vectors.Segment(tensor_values.num_entries(tensor.shape), modulus)
-
-
-def _above(largest_entry: int, most_devices: int) -> int:
-    """Returns the smallest power of two above the largest sum."""
-    return max(2, 1 << (largest_entry * most_devices).bit_length())
 
 
 def _check_entries(array: np.ndarray, tensor: plan_pb2.Tensor, rule: plan_pb2.SecureSum) -> None:

@@ -1,23 +1,23 @@
-"""Attestation by certificates: an example of a platform's, beside our issuer of tokens.
+"""Attestation by certificates: an example of a platform's, as an alternative to issued tokens.
 
 A platform's vendor gives each device, or each batch of devices, a key in its secure hardware and
 certificates for it (X.509, RFC 5280) that lead to the vendor's root, as for a TPM's attestation key
 or Android's key attestation. The device signs the server's nonce with that key, and sends the
 signature with the certificates.
 
-token = certificate_attestation.make_token(nonce, chain, key)  # On the device.
-verifier = certificate_attestation.CertificateTokens(roots, clock=time.time)
-verifier.verify(token, nonce)
+    token = certificate_attestation.make_token(nonce, chain, key)  # On the device.
+    verifier = certificate_attestation.CertificateTokens(roots, clock=time.time)
+    verifier.verify(token, nonce)
 
 The key must not be in software that a device's owner can read; here it is a file, for want of
-hardware. What is attested is that the vendor certified the key, and nothing of the software that
-runs: a platform's extensions, such as Android's, would have to be read for that. For which purpose
-it was certified (extended key usage) is not looked at: trust a root that certifies devices only.
+hardware. The token proves that the vendor certified the key, and nothing about the software that
+runs: a platform's extensions, such as Android's, would have to be read for that. The purpose of a
+certificate (extended key usage) is not checked: trust a root that certifies devices only.
 
-A certificate identifies whoever holds it, in every round. A server sees it, and so could link all
-rounds of a device, which our issuer's tokens do not allow. So a vendor should give the same key and
-certificate to a batch of devices, 100,000 or more (FIDO's basic attestation: WebAuthn, 14.4.1).
-The verifier here keeps nothing of a certificate, and its verdicts name none.
+A certificate identifies its holder in every round. A server sees it, and could link all rounds of a
+device, which issued tokens do not allow. So a vendor should give the same key and certificate to a
+batch of devices, 100,000 or more (FIDO's basic attestation: WebAuthn, 14.4.1). The verifier here
+keeps nothing of a certificate, and its verdicts name none.
 """
 
 from __future__ import annotations

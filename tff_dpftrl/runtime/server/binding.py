@@ -56,7 +56,8 @@ def bind(
         ],
     )
     try:
-        port = server.add_secure_port(address, tls.server_credentials(certificate))
+        credentials = grpc.ssl_server_credentials([(certificate.key, certificate.certificate)])
+        port = server.add_secure_port(address, credentials)
     except RuntimeError:
         port = 0
     if not port:

@@ -1,10 +1,10 @@
-"""Learns the curve of the day from check-ins: how many devices are available at each hour of UTC.
+"""Learns from check-ins how many devices are available at each hour of UTC.
 
-A server sees those devices that it told to come. Divided by the turns that an available device had
-in the same time, their number estimates the available devices, whatever they were told. Turns of
-devices that were told under different estimates are averaged, weighted by how many of each are
-still expected. Some devices come untold, after failures for instance. The estimate then rises until
-arrivals meet the need all the same.
+A server sees the devices that it has told to come. Their number, divided by the turns of an
+available device in the same time, estimates the available devices. Devices that were told under
+different estimates are averaged, weighted by how many of each are still expected. Some devices come
+without a turn, for instance after failures. The estimate then rises until arrivals meet the need
+all the same.
 
 An estimate that is too low brings too many devices, and is corrected within minutes. One that is
 too high keeps them away for days. So an estimate rises to at most twice the number of devices that

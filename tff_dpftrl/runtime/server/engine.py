@@ -255,7 +255,7 @@ class Engine:
             self.undeliverable(message)
 
     def undeliverable(self, message: Any) -> None:
-        """Notifies those who wait for the answer to a message whose receiver is gone."""
+        """Notifies the actors and devices that wait for an answer to an undeliverable message."""
         if type(message) in _OF_DEVICES:
             self._refuse_late(message)
         elif type(message) is messages.Configure:  # The device disconnected in the meantime.

@@ -1,8 +1,8 @@
-"""A population of a server: its tasks, its pace, and its share of what populations have in common.
+"""A population of a server: its tasks, its pace, and its share of sessions and check-ins.
 
-A server has several populations, one of them at least. They share its port, its threads and its
-store. In every Selector's process each has a Selector of its own, and each has its Coordinator and
-its lease, so that none waits for the rounds of another.
+The populations of a server share its port, its threads and its store. Each has a Selector of its
+own in every Selector's process, and a Coordinator and a lease of its own, so that none waits for
+the rounds of another.
 """
 
 from __future__ import annotations

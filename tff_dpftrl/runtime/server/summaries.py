@@ -1,7 +1,7 @@
 """Summaries that devices send of their sessions: parsed, range-checked, and bounded in number.
 
-A summary names neither device nor session, and comes without a token. So anybody may send one of
-a session that never was. But no more summaries are counted than there were sessions.
+A summary names neither device nor session, and comes without a token. So anybody may send a summary
+of a session that never was. But no more summaries are counted than there were sessions.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Privacy accounting of a task: what it has spent, whether it may go on, and its statement.
 
-All follows from its signed terms and the number of its commits. ε, the budget and the metrics are
-those of the declared participation, which each device enforces by its own timer. The sensitivity to
-one device depends on the rounds of that device alone. So how often other devices take part, and
-what they report of it, does not weaken the guarantee of a device that keeps to the signed plan. In
-a secure sum, what others send can: `honest_devices`. The participation that devices report stands
-beside ε: reports that contradict the declaration are counted, and the statement says what ε would
-be if they were true. Needs no TensorFlow.
+Everything follows from the signed terms and the number of commits. ε, the budget and the metrics
+are those of the declared participation, which each device enforces by its own timer. The
+sensitivity to one device depends on the rounds of that device alone. So other devices, however
+often they take part and whatever they report of it, do not weaken the guarantee of a device that
+keeps to the signed plan. In a secure sum, the content of other devices' reports can: see
+`honest_devices`. The participation that devices report stands beside ε. Reports that contradict the
+declaration are counted, and the statement gives the ε that they would mean if they were true. Needs
+no TensorFlow.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The privacy terms of a task: signed with the key of its plans, and bound to them.
 
 The terms name the hash of the server's plan, which names the hashes of the devices' plans, and the
-hashes of the task's other files. So no statement can be made with terms that are not those of the
-noise that was drawn. Needs no TensorFlow.
+hashes of the task's other files. So no statement can be made with other
+terms than those of the noise that was drawn. Needs no TensorFlow.
 """
 
 from __future__ import annotations
