@@ -163,12 +163,12 @@ def add_placement(group: argparse._ArgumentGroup) -> None:
         "--ray-workers",
         type=int,
         metavar="N",
-        help="Number of Ray workers; needs the extra 'distributed'. Default: one for each core.",
+        help="Number of Ray workers. Needs the extra 'distributed'. Default: one for each core.",
     )
     group.add_argument(
         "--ray-address",
         metavar="ADDRESS",
-        help="A Ray cluster to use; without it, --ray-workers starts Ray on this machine.",
+        help="Address of a Ray cluster. Default: --ray-workers starts Ray on this machine.",
     )
 
 

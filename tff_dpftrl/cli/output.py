@@ -21,7 +21,7 @@ def add_format(
     when: str = "",
 ) -> None:
     """Adds --format; `when` is appended to its help."""
-    text = f"Of standard output{when}. Default: text."
+    text = f"Format of standard output{when}. Default: text."
     parser.add_argument("--format", choices=choices, default=default, help=text)
 
 

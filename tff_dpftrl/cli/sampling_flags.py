@@ -50,15 +50,17 @@ def add_arguments(parser: argparse.ArgumentParser, replaces: Sequence[Any] = ())
         const=replaces,
         choices=samplings.SAMPLINGS,
         metavar="NAME",
-        help=f"{rows}. A guarantee by it needs that nobody learns who was drawn.",
+        help=f"Secret sampling of the cohorts. {rows}. The guarantee needs that nobody learns who was "
+        "drawn.",
     )
     for name, kind, letter, text in (
         (
             "sampling_probability",
             float,
             "Q",
-            "Probability of a client to be in the cohort: of a round, of its group's turn, or of a "
-            "round if it was in none of the last --min-sep - 1.",
+            "Probability that a client is in the cohort: of a round (poisson, truncated), of its "
+            "group's turn (cyclic), or of a round if it was in none of the last --min-sep - 1 "
+            "(b-min-sep).",
         ),
         (
             "group_size",
@@ -68,7 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser, replaces: Sequence[Any] = ())
             "Default: 1, users are drawn.",
         ),
         ("sampling_groups", int, "G", "Number of groups that take turns, at least --bands."),
-        ("bins", int, "B", "Number of bins: rounds from one of a client's to its next."),
+        (
+            "bins",
+            int,
+            "B",
+            "Number of bins: number of rounds from one of a client's to its next.",
+        ),
         ("rounds_per_client", int, "K", "Number of rounds of each client."),
         ("clients", int, "N", "Number of clients."),
         ("largest_cohort", int, "M", "Largest number of clients in a round."),

@@ -22,24 +22,24 @@ def add_arguments(group: argparse._ArgumentGroup, *, attests: bool = True) -> No
         "--server-folder",
         metavar="DIR",
         help=(
-            "Folder of a server on this machine, as `tff-dpftrl serve` prints it. "
-            "It has the server's address, its certificate and all keys, in place of "
-            "the following flags."
+            "Folder of a server on this machine, as `tff-dpftrl serve` prints it. The server's "
+            "address, its certificate and all keys are taken from it, in place of the following "
+            "flags."
         ),
     )
     group.add_argument(
         "--server-bundle",
         metavar="FILE",
-        help="device_bundle.json of the server's folder, in place of --server, --population, "
-        "--server-certificate, --plan-keys and --issuers, which overrule it. It holds no secret.",
+        help="File device_bundle.json of the server's folder, in place of --server, --population, "
+        "--server-certificate, --plan-keys and --issuers, which overrule it. It holds no "
+        "secret.",
     )
     group.add_argument(
         "--server",
         metavar="HOST:PORT",
         help=(
-            "Address of the server, or several addresses of one server, separated "
-            "by commas. A device tries one at random, and another one if it does "
-            "not answer."
+            "Address of the server, or several addresses of one server, separated by commas. A "
+            "device tries a random one, and another one if it does not answer."
         ),
     )
     group.add_argument(
@@ -75,9 +75,10 @@ def add_arguments(group: argparse._ArgumentGroup, *, attests: bool = True) -> No
     group.add_argument(
         "--attestation-chain",
         metavar="FILE",
-        help="Certificates (PEM) of a platform, for a server with --attestation-roots: that of "
-        "--attestation-key, then those of the authorities above it, without the root. The server "
-        "sees them: they must be of a large batch of devices, not of this one.",
+        help="Certificates (PEM) of a platform, for a server with --attestation-roots: the "
+        "certificate of --attestation-key, then those of the authorities above it, without "
+        "the root. The server sees them: they must be of a large batch of devices, not of "
+        "this one.",
     )
     group.add_argument(
         "--issuers",
