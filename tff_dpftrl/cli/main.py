@@ -40,7 +40,6 @@ _GROUPS = {
         "sweep": "train, or fine-tune, for all combinations of options, and compare",
         "finetune-plan": "ELS or ULS, group size, cohort and noise for fine-tuning",
         "finetune": "fine-tune a pretrained model with a guarantee for every user",
-        "personalize": "what a model gains from training on a user's own text",
     },
     "Look at what was trained": {
         "report": "state the privacy of an interrupted or finished run, and write its model",
@@ -72,7 +71,7 @@ _SERVED = (*_PROTOCOL, "grpc", "sqlalchemy")
 # option of a run needs besides is known to `training.corpus.require_packages`.
 _NEEDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("pretrain", "train", "sweep", "finetune"), ("tensorflow", "matplotlib")),
-    **dict.fromkeys(("personalize", "predict", "export"), ("tensorflow",)),
+    **dict.fromkeys(("predict", "export"), ("tensorflow",)),
     "finetune-plan initial_weights": ("tensorflow",),
     "audit config": ("tensorflow",),
     "audit config output": ("matplotlib",),

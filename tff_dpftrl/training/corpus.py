@@ -135,7 +135,6 @@ def read_users(
     *,
     rows: Any = None,
     cache: pathlib.Path | None = None,
-    may_write: bool = True,
     notice: tables.Notice = tables.to_stderr,
     rows_per_owner: int | None = None,
 ) -> split.UserSplit:
@@ -145,7 +144,7 @@ def read_users(
     touched, and empty if it is trained on, too. Rows (`sources.of_rows`) can be the corpus instead;
     `data` is then their name. `rows_per_owner` is for rows that may have lists of users.
     """
-    place = grouping.Cache(cache, may_write)
+    place = grouping.Cache(cache)
     if rows is not None:
         corpus = sources.of_rows(
             rows,
