@@ -72,10 +72,8 @@ def add_parser(subparsers) -> None:
         type=float,
         required=True,
         metavar="Z",
-        help=(
-            "Standard deviation of the noise draws per unit of clip norm. With "
-            "adaptive clipping: the total z of updates and clip norm together."
-        ),
+        help="Standard deviation of the noise draws per unit of clip norm. With "
+        "adaptive clipping: the total z of updates and clip norm together.",
     )
     delta_flag.add(parser)
     sampling_flags.add_arguments(parser, mechanism_flags.add_arguments(parser))

@@ -104,10 +104,8 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "--output",
         metavar="DIR",
-        help=(
-            "Folder for audit.md, audit.json and, with --config, trade_off.png; made if missing. "
-            "Default: no files are written."
-        ),
+        help="Folder for audit.md, audit.json and, with --config, trade_off.png; made if missing. "
+        "Default: no files are written.",
     )
     of_config = parser.add_argument_group("with --config")
     of_config.add_argument(
@@ -140,11 +138,9 @@ def add_parser(subparsers) -> None:
     of_run.add_argument(
         "--state",
         action="store_true",
-        help=(
-            "Add the outcome of the audit to the run's privacy statement. The claim stays as it "
-            "is; a refuted one is marked beside ε. `tff-dpftrl report` removes the line. With "
-            "--html it stays, as long as the claim is the same."
-        ),
+        help="Add the outcome of the audit to the run's privacy statement. The claim stays as it "
+        "is; a refuted one is marked beside ε. `tff-dpftrl report` removes the line. With "
+        "--html it stays, as long as the claim is the same.",
     )
     output.add_format(parser)
 

@@ -83,9 +83,8 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "--history",
         action="store_true",
-        help="Make the model take a user's earlier text, too: signatures with_history (if it "
-        "takes texts) and ids_with_history of a SavedModel, the input history of "
-        "model.tflite.",
+        help="Make the model take a user's earlier text, too: signatures with_history (if it takes "
+        "texts) and ids_with_history of a SavedModel, the input history of model.tflite.",
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="Replace an earlier export in the folder."

@@ -134,18 +134,14 @@ def add_parser(subparsers) -> None:
         "--max-participations",
         type=int,
         metavar="K",
-        help=(
-            "Largest number of rounds of one device, at least as many as "
-            "population, report goal and rounds imply. Default: as many as fit."
-        ),
+        help="Largest number of rounds of one device, at least as many as "
+        "population, report goal and rounds imply. Default: as many as fit.",
     )
     parser.add_argument(
         "--mechanisms",
         metavar="NAME,...",
-        help=(
-            "Mechanisms to consider. Default: those that can be run and are "
-            "optimised in about a second, which leaves out bandmf."
-        ),
+        help="Mechanisms to consider. Default: those that can be run and are "
+        "optimised in about a second, which leaves out bandmf.",
     )
     parser.add_argument(
         "--parameters",
@@ -158,10 +154,8 @@ def add_parser(subparsers) -> None:
         "--secagg-inflation",
         type=float,
         metavar="F",
-        help=(
-            "Largest factor, such as 1.01, by which the rounding of secure "
-            "aggregation may inflate the clip norm. Default: no secure aggregation."
-        ),
+        help="Largest factor, such as 1.01, by which the rounding of secure "
+        "aggregation may inflate the clip norm. Default: no secure aggregation.",
     )
     parser.add_argument(
         "--noise-parties",
