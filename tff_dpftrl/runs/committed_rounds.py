@@ -282,8 +282,7 @@ class CommittedRounds:
           The state that the ledger committed to last, and the values that were kept with it.
 
         Raises:
-          checkpoint.CheckpointError: If it is missing or damaged, or bound to something
-            else.
+          checkpoint.CheckpointError: If it is missing or damaged, or bound to something else.
         """
         snapshot, saved = self.read()
         _check_noise_part(snapshot, self._noise_part)
@@ -345,8 +344,7 @@ class CommittedRounds:
           round_index: The round that was begun.
           state: State that the next round continues from.
           saved: Values to keep with the state; JSON-compatible.
-          contributed: Ids of the users whose updates entered the sum; the whole cohort
-            if None.
+          contributed: Ids of the users whose updates entered the sum; the whole cohort if None.
 
         Raises:
           ValueError: If `begin` was not called for this round.
