@@ -19,14 +19,16 @@ ABOVE = 3
 _DESCRIPTION = """\
 List the runs on one corpus, and state what they have spent together.
 
-Each ε of a statement is that of one run by itself. Whoever sees the models of several runs on the
-same people learns more. For who takes part in all of them, ρ of Gaussian mechanisms adds up, and
-the privacy loss distributions of runs that sampled in secret are convolved, where a statement has
-the parameters for it. ε and δ of other runs add up. The runs of `sweep --select` are one entry, of
-the ε of the choice, which is spent when they are drawn. Folders that went on from one state of a
-run, such as a restored backup beside the original, are found by the states that their ledgers have
-committed to, and charged as branches of one run. Runs in folders that are not named here, or that
-were deleted, count too, and nobody can list them.
+The ε of a statement covers one run by itself. Whoever sees the models of several runs on the same
+people learns more. The total is for a user who takes part in all runs. ρ of Gaussian mechanisms
+adds up. The privacy loss distributions of runs that sampled in secret are convolved, where a
+statement has the parameters for it. ε and δ of other runs add up.
+
+The runs of `sweep --select` are one entry, with the ε of the choice, which is spent when they are
+drawn. Folders that went on from one state of a run, such as a restored backup beside the original,
+are charged as branches of one run. They are found by the states that their ledgers have committed
+to. Runs in folders that are not named here, or that were deleted, count too, and nobody can list
+them.
 
 The exit status is 0, or 3 if --max-epsilon is given and the total is above it or not known.
 """
