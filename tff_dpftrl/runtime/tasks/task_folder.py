@@ -37,7 +37,7 @@ from tff_dpftrl import durable_files, json_text, validation
 from tff_dpftrl.data import vocabulary, vocabulary_file
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.device import named_tensors
-from tff_dpftrl.runtime.plans import approvals, plan_pb2, secure_report, signing
+from tff_dpftrl.runtime.plans import approvals, fresh_bits, plan_pb2, secure_report, signing
 from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 from tff_dpftrl.training import options as options_lib
@@ -57,8 +57,6 @@ REPEATS_NOISE = (
     "of its store, whose rounds would have the same noise for other devices, which reveals them."
 )
 """Sentence on a task that `repeats_noise`, after its name."""
-
-_READS_FRESH_BITS = b"TextLineDataset"  # Of `private_round.seeds`, in graphs of later versions.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -99,7 +97,7 @@ class TaskFolder:
         server, terms = self.server, self.terms
         if terms.strategy is None or not terms.noise_multiplier or server.HasField("party_noise"):
             return False
-        return _READS_FRESH_BITS not in server.finish.graph_def
+        return not fresh_bits.are_read(server.finish.graph_def)
 
     def initialize(self) -> plan_pb2.Graph:
         """Reads the graph of the first state, with the initial weights, again if it is not here."""
