@@ -34,6 +34,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from google.protobuf import message
 
 from tff_dpftrl import durable_files, json_text, validation
+from tff_dpftrl.accounting import privacy_statement
 from tff_dpftrl.data import vocabulary, vocabulary_file
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.device import named_tensors
@@ -57,6 +58,10 @@ REPEATS_NOISE = (
     "of its store, whose rounds would have the same noise for other devices, which reveals them."
 )
 """Sentence on a task that `repeats_noise`, after its name."""
+_STATED = (
+    "The noise follows from the state of the task alone, as in version 0.4: a copy or backup of "
+    "the store that goes on repeats it for other devices, which reveals them."
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -98,6 +103,14 @@ class TaskFolder:
         if terms.strategy is None or not terms.noise_multiplier or server.HasField("party_noise"):
             return False
         return not fresh_bits.are_read(server.finish.graph_def)
+
+    def with_caveat(
+        self, statement: privacy_statement.PrivacyStatement
+    ) -> privacy_statement.PrivacyStatement:
+        """Adds to the statement of the task that its noise repeats, if it does."""
+        if not self.repeats_noise:
+            return statement
+        return dataclasses.replace(statement, caveats=(*statement.caveats, _STATED))
 
     def initialize(self) -> plan_pb2.Graph:
         """Reads the graph of the first state, with the initial weights, again if it is not here."""
