@@ -77,7 +77,8 @@ def test_a_task_of_version_0_4_goes_on_with_noise_that_follows_from_its_state():
     terms = dataclasses.replace(small_folder.TERMS, server_plan=signed.server.sha256.hex())
     folder = task_folder.TaskFolder(_RECORD, signed, server, devices, terms, small_folder.CONFIG)
     assert folder.repeats_noise
-    stated = task_privacy.TaskPrivacy(terms).statement(participation_histograms.ObservedRounds(1, None, 1))
+    seen = participation_histograms.ObservedRounds(1, None, 1)
+    stated = task_privacy.TaskPrivacy(terms).statement(seen)
     assert "as in version 0.4" in folder.with_caveat(stated).caveats[-1]
     rounds = small_folder.Rounds(planned_task.PlannedTask(folder), memory_store.MemoryStore())
     task, first = rounds.task.served.task, rounds.commit
