@@ -45,8 +45,6 @@ class CellResult:
       delta: δ of the privacy statement, before the end of the options; None if it is not known.
       noise_multiplier: Noise multiplier z, in a simulation that of the larger run; 0 for no
         noise. None before the end if it is calibrated.
-      clip_norm_inflation: Norm that the noise is relative to, over the clip norm; above 1 with
-        secure aggregation.
       baselines: Accuracies of n-gram models, by name.
       code_version: Version of this package that began the run; None if it has not begun.
       of_last_model: Further metrics of the model after the last round, by name: stand-ins for a
@@ -62,7 +60,6 @@ class CellResult:
     simulated_epsilon: float | None
     delta: float | None
     noise_multiplier: float | None
-    clip_norm_inflation: float
     baselines: Mapping[str, float]
     code_version: str | None = None
     of_last_model: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -122,7 +119,6 @@ def read(output: pathlib.Path, cell: cells_lib.Cell) -> CellResult:
         simulated_epsilon=parameters.get("simulated_epsilon"),
         delta=statement.get("delta", cell.config.delta),
         noise_multiplier=noise_multiplier,
-        clip_norm_inflation=parameters.get("clip_norm_inflation", 1.0),
         baselines=_json(folder, "private/baselines.json"),
         code_version=_json(folder, "config.json").get("versions", {}).get("tff_dpftrl"),
         of_last_model=_of_last_model(folder) if state == "finished" else {},
