@@ -47,9 +47,8 @@ class CellResult:
         noise. None before the end if it is calibrated.
       baselines: Accuracies of n-gram models, by name.
       code_version: Version of this package that began the run; None if it has not begun.
-      of_last_model: Further metrics of the model after the last round, by name: stand-ins for a
-        keyboard's A/B metrics, and the accuracy with a cache of each user's earlier text. Empty
-        before the end, and of protected held-out users.
+      of_last_model: Further metrics of the model after the last round, by name: the accuracy with
+        a cache of each user's earlier text. Empty before the end, and of protected held-out users.
     """
 
     cell: cells_lib.Cell
@@ -126,11 +125,7 @@ def read(output: pathlib.Path, cell: cells_lib.Cell) -> CellResult:
 
 
 def _of_last_model(folder: pathlib.Path) -> dict[str, float]:
-    held_out = _json(folder, "held_out.json")
-    keyboard = held_out.get("keyboard", {})  # Older runs had none.
-    found = {name: keyboard.get(name) for name in reported.KEYBOARD_METRICS}
-    measured = {name: value for name, value in found.items() if value is not None}
-    return measured | reported.with_earlier_text(held_out, "top1_with_earlier_text")
+    return reported.with_earlier_text(_json(folder, "held_out.json"), "top1_with_earlier_text")
 
 
 def _json(folder: pathlib.Path, name: str) -> dict[str, Any]:
