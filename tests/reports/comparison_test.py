@@ -27,8 +27,6 @@ def test_it_names_options_that_differ_and_no_others(tmp_path):
     assert found.accuracies()[-1] == ["4", "20.00%", "20.00%"]
     with_cache = found.facts()["top-1 accuracy with earlier text, held-out users"]
     assert with_cache == ["44.40%", "44.40%"]
-    assert found.facts()["rescored, held-out users"] == ["75.3%", "75.3%"]
-    assert "triggered, held-out users" not in found.facts()
     assert found.facts()["turns of one, on record or reported by devices"] == ["2", "2"]
     (only,) = found.warnings()  # They compare, but for what choosing among them costs.
     assert "choosing among runs" in only
