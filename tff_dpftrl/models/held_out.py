@@ -62,7 +62,6 @@ def predict_words(
     *,
     top: int = TOP,
     batch_size: int = 64,
-    visit: Callable[[np.ndarray], object] | None = None,
     mix: Mix | None = None,
 ) -> WordPredictions:
     """Predicts each word of some sequences.
@@ -74,8 +73,6 @@ def predict_words(
       sequences: Ids, integer, shape [n, T + 1], T the model's sequence length.
       top: Number k of the likeliest words to keep; all if the vocabulary has fewer.
       batch_size: Number of sequences that are scored at a time; it bounds memory.
-      visit: Callback for the probabilities of all ids at the words of each batch, float32, shape
-        [words, V].
       mix: Callback that changes the probabilities of some words, if they are to be judged as well.
 
     Returns:
@@ -91,15 +88,13 @@ def predict_words(
             f"{list(sequences.shape)}."
         )
     weights = [tf.convert_to_tensor(weight, tf.float32) for weight in weights]
-    predict = _predicting(model, special, top, visit is not None or mix is not None)
+    predict = _predicting(model, special, top, mix is not None)
     parts = []
     for start in range(0, len(sequences), batch_size):
         found = predict(weights, tf.constant(sequences[start : start + batch_size], tf.int32))
         flat, targets, is_best, ids, *probabilities = (part.numpy() for part in found)
         rows, positions = np.divmod(flat.astype(np.int64), model.sequence_length)
         rows += start
-        if visit is not None:
-            visit(*probabilities)
         mixed = is_best
         if mix is not None:
             mixed = best_are(mix(rows, positions, *probabilities), targets, special)
