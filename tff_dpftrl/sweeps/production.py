@@ -87,11 +87,10 @@ class Choice:
 
 
 def check(cells: Sequence[cells_lib.Cell]) -> None:
-    """Checks that a noise multiplier can be chosen from a sweep.
+    """Refuses a sweep from which no noise multiplier can be chosen.
 
-    Raises:
-      ValueError: If its cells do not differ in noise, are not of algorithm 'dp-ftrl', have a
-        sampling, or may end before their last round, whose noise the plan includes.
+    Its cells must differ in noise, and be of algorithm 'dp-ftrl' without sampling. They must not
+    end before their last round, whose noise the plan includes.
     """
     for cell in cells:
         sampled = cell.config.sampling
@@ -139,18 +138,9 @@ def families(results: Sequence[results_lib.CellResult]) -> list[Family]:
 def choose(
     families: Sequence[Family], target_accuracy: float, output: pathlib.Path
 ) -> list[Choice]:
-    """Chooses, for each family that meets a target, the most noise with which it does.
+    """Chooses, for each family that meets a target accuracy, the most noise with which it does.
 
-    Args:
-      families: Families of one sweep.
-      target_accuracy: Target mean top-1 accuracy, a share.
-      output: Folder of the sweep, from which the cells' strategies are read.
-
-    Returns:
-      The choices, those with most noise in the sum first; none if no setting meets the target.
-
-    Raises:
-      ValueError: If a cell's files cannot be read.
+    The choices with most noise in the sum come first.
     """
     choices = []
     for family in families:
