@@ -178,7 +178,7 @@ class Vocabulary:
         return False
 
     def count(self, ids: np.ndarray) -> tuple[int, int]:
-        """Counts the words in an array of ids, without padding and the ends of texts."""
+        """Returns the number of words in an array of ids, and how many of them are unknown."""
         is_word = ~np.isin(ids, [PAD, self.bos, self.eos])
         unknown = 0 if self.oov is None else int(np.count_nonzero(ids == self.oov))
         return int(np.count_nonzero(is_word)), unknown

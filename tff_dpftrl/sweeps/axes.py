@@ -37,9 +37,9 @@ def parse(
 ) -> Axes:
     """Parses the values of `--over`.
 
-    Examples are "seed=0:3" and "mechanism=blt,tree,noise_multiplier=0.5,1". Commas separate values, and NAME= after a comma begins the next axis. Where semicolons are, they
-    separate the values of one axis, which may have commas in them:
-    "clip_norm_schedule=none;40:0.3,60:0.1".
+    Examples are "seed=0:3" and "mechanism=blt,tree,noise_multiplier=0.5,1". Commas separate values,
+    and NAME= after a comma begins the next axis. Where semicolons are, they separate the values of
+    one axis, which may have commas in them: "clip_norm_schedule=none;40:0.3,60:0.1".
     """
     axes: dict[str, list[Value]] = {}
     for text in texts:
