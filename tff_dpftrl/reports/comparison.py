@@ -197,17 +197,7 @@ class Comparison:
 
 
 def of(folders: Sequence[pathlib.Path]) -> Comparison:
-    """Compares results folders.
-
-    Args:
-      folders: Two or more folders, each of another run.
-
-    Returns:
-      The comparison.
-
-    Raises:
-      UsageError: If there are fewer than two, one is named twice, or one has no statement.
-    """
+    """Compares two or more results folders, each of another run."""
     if len(folders) < 2:
         raise validation.UsageError("Name two runs or more: a run has nothing to differ from.")
     known: dict[pathlib.Path, pathlib.Path] = {}

@@ -129,14 +129,7 @@ _COVERED = (
 def present(
     folder: pathlib.Path, kind: Kind, *, has_guarantee: bool, may_be_published: bool = True
 ) -> Iterator[File]:
-    """Yields the known files that a folder has.
-
-    Args:
-      folder: A results folder.
-      kind: Kind of the folder, which tells apart files of one name.
-      has_guarantee: Whether it has a statement with a guarantee that no audit has refuted.
-      may_be_published: Whether it is none of the runs that `sweep --select` chooses among.
-    """
+    """Yields the known files that a folder has, by what its kind and its guarantee allow."""
     seen = set()
     is_older = _has_exact_columns(folder)
     for file in FILES:

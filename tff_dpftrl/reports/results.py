@@ -154,11 +154,7 @@ def series(rows: Sequence[Row], column: str) -> list[tuple[float, float]]:
 
 
 def kind_of(folder: pathlib.Path) -> files.Kind:
-    """Tells the kind of a results folder by its files.
-
-    Raises:
-      UsageError: If it is no results folder.
-    """
+    """Tells the kind of a results folder by its files."""
     if (folder / "config.json").exists():
         kind = _object(folder, "config.json").get("kind")
         return kind if kind in _RUN_KINDS else "training"
@@ -180,18 +176,7 @@ def kind_of(folder: pathlib.Path) -> files.Kind:
 
 
 def read(folder: pathlib.Path, *, private: bool = False) -> Results:
-    """Reads the facts in a results folder.
-
-    Args:
-      folder: The folder.
-      private: Whether exact figures of the training users are read too.
-
-    Returns:
-      The facts.
-
-    Raises:
-      UsageError: If it is no results folder, or a file in it is damaged.
-    """
+    """Reads the facts in a results folder; `private`: also exact figures of training users."""
     kind = kind_of(folder)
     config = _object(folder, "config.json")
     pretraining = _object(folder, "pretraining.json") if kind == "pretraining" else {}
@@ -314,15 +299,7 @@ def _held_out(folder: pathlib.Path, private: bool, last: float | None) -> dict[s
 
 
 def with_earlier_text(held_out: Mapping[str, Any], name: str) -> dict[str, float]:
-    """Reads a run's accuracy with a cache of each user's earlier text, on all words.
-
-    Args:
-      held_out: Contents of `held_out.json`.
-      name: Name to give the accuracy.
-
-    Returns:
-      The accuracy, a share, by that name; nothing if it was not measured.
-    """
+    """Reads a run's accuracy with a cache of each user's earlier text, on all words."""
     every = _mapping(_mapping(held_out, "earlier_text"), "all")
     return _numbers({name: every.get("model_and_cache", "")})
 

@@ -62,14 +62,7 @@ def _add_legend(axes: axes_lib.Axes, number: int) -> None:
 
 
 def curves(results: Sequence[results_lib.CellResult]) -> figure_lib.Figure:
-    """Plots held-out accuracy by round: a line for each setting, with a band of ± one std. error.
-
-    Args:
-      results: Results of all cells; those that are not finished are left out.
-
-    Returns:
-      The figure.
-    """
+    """Plots held-out accuracy by round: a line for each setting, with a band of ± one error."""
     figure, axes = _figure()
     settings = results_lib.settings(results)
     for setting, look in zip(settings, _looks(len(settings)), strict=True):
@@ -97,12 +90,6 @@ def pareto(results: Sequence[results_lib.CellResult]) -> figure_lib.Figure:
 
     ε is that of the simulated run if every setting with a guarantee has one. Settings
     without a guarantee stand apart, at the right.
-
-    Args:
-      results: Results of all cells; those that are not finished are left out.
-
-    Returns:
-      The figure.
     """
     figure, axes = _figure()
     settings = [
@@ -179,11 +166,7 @@ def _thinned(values: Sequence[float], closest: float = 1.15) -> list[float]:
 
 
 def write(output: pathlib.Path, results: Sequence[results_lib.CellResult]) -> None:
-    """Writes `curves.png` and `pareto.png` if a cell is finished.
-
-    Raises:
-      OSError: If a file cannot be written.
-    """
+    """Writes `curves.png` and `pareto.png` if a cell is finished."""
     if any(result.state == "finished" for result in results):
         pictures.write(output / "curves.png", curves(results))
         pictures.write(output / "pareto.png", pareto(results))

@@ -87,18 +87,7 @@ class CellResult:
 
 
 def read(output: pathlib.Path, cell: cells_lib.Cell) -> CellResult:
-    """Reads the results of a cell from its files.
-
-    Args:
-      output: Folder of the sweep.
-      cell: Cell of the sweep.
-
-    Returns:
-      The results; a cell that has not begun has no rows.
-
-    Raises:
-      ValueError: If a file is damaged.
-    """
+    """Reads the results of a cell from its files; a cell that has not begun has no rows."""
     folder = folder_lib.cell_folder(output, cell)
     state, ending = folder_lib.state(folder), folder_lib.read_ending(folder)
     path = folder / "privacy_statement.json"
@@ -209,14 +198,10 @@ def settings(results: Sequence[CellResult]) -> list[Setting]:
 
 
 def ranked(settings: Sequence[Setting]) -> tuple[str, list[Setting]]:
-    """Ranks settings by their means on held-out users.
+    """Ranks settings by their means on held-out users; those without a mean come last.
 
-    Args:
-      settings: Settings, in any order.
-
-    Returns:
-      The metric they are ranked by, `BITS` if all of them have it and else `LOSS`; and the settings
-      by increasing mean of it, those without one last.
+    Returns the metric, `BITS` if all settings have it and else `LOSS`, and the settings by its
+    increasing mean.
     """
     metric = LOSS if any(setting.mean(BITS) is None for setting in settings) else BITS
 
@@ -234,13 +219,9 @@ def uses_simulated_epsilon(settings: Sequence[Setting]) -> bool:
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Returns the points that no other beats in cost and gain.
+    """Returns the points (cost, gain) that no other beats: their indices by increasing cost.
 
-    Args:
-      points: Pairs of cost (ε) and gain (accuracy).
-
-    Returns:
-      The indices of these points by increasing cost. Equal points are all on the front.
+    Equal points are all on the front.
     """
 
     def is_beaten(cost: float, gain: float) -> bool:
@@ -254,15 +235,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def common_baselines(results: Iterable[CellResult]) -> dict[str, float]:
-    """Returns the accuracies of n-gram models, where they do not depend on the setting.
-
-    Args:
-      results: Results of some cells.
-
-    Returns:
-      Means over the seeds, by name, without those that have a cache of earlier text; none if
-      cells of the same seed differ.
-    """
+    """Returns the mean accuracies of n-gram models over seeds; none if they differ by setting."""
     by_seed: dict[int, Mapping[str, float]] = {}
     for result in results:
         baselines = result.baselines
