@@ -7,6 +7,7 @@ training users, says so in a banner.
 from __future__ import annotations
 
 import base64
+import io
 import json
 import pathlib
 import re
@@ -14,7 +15,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tff_dpftrl import validation, version
+from tff_dpftrl import pictures, validation, version
 from tff_dpftrl.accounting import display
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.reports import line_chart, markup
@@ -211,6 +212,34 @@ def _participation(found: results_lib.Results) -> str:
     unit = stated.unit_of_privacy
     head = ["", "rounds", "rounds from one turn to the next", f"turns of one {unit}"]
     return markup.table(head, rows, f"How often one {unit} takes part")
+
+
+def chart(
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+) -> str:
+    """Draws curves with Matplotlib, by label the x and the y of their points.
+
+    Returns:
+      HTML: an image.
+    """
+    figure = pictures.new_figure(6.0, 4.0)
+    axes = figure.add_subplot()
+    for label, (xs, ys) in series.items():
+        axes.plot(xs, ys, label=label)
+    axes.set_title(title, parse_math=False)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(alpha=0.3)
+    for text in axes.legend().get_texts():
+        text.set_parse_math(False)
+    written = io.BytesIO()
+    figure.savefig(written, format="png", dpi=110)
+    source = "data:image/png;base64," + base64.b64encode(written.getvalue()).decode()
+    return f'<img alt="{markup.text(f"{title}: {y_label} by {x_label}.")}" src="{source}">'
 
 
 def charts(

@@ -16,11 +16,11 @@ from typing import Any
 
 from tff_dpftrl import durable_files, json_text, validation
 from tff_dpftrl.runtime.device import session_shape
-from tff_dpftrl.runtime.status import bounded_counts
+from tff_dpftrl.runtime.status import counters
 
 _VERSION = 2
 _PERIOD_SECONDS = 14 * 86_400.0
-_LABELS = session_shape.SHAPES | {bounded_counts.OTHER}
+_LABELS = session_shape.SHAPES | {counters.OTHER}
 _WITH_PLAN = session_shape.Event.CHECKED_IN.value + session_shape.Event.PLAN_DOWNLOADED.value
 _ERRORS = (session_shape.Event.ERROR.value, session_shape.Event.ATTESTATION_FAILED.value)
 
@@ -52,7 +52,7 @@ class SessionTable:
         Returns:
           Label under which the session counts.
         """
-        label = shape if shape in _LABELS else bounded_counts.OTHER
+        label = shape if shape in _LABELS else counters.OTHER
         passed = self._clock() - self._since
         if passed >= _PERIOD_SECONDS:
             is_next = passed < 2 * _PERIOD_SECONDS

@@ -7,23 +7,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from tff_dpftrl.runtime.actors import events, messages, population
-from tff_dpftrl.runtime.status import bounded_counts, distribution
+from tff_dpftrl.runtime.status import counters
 
 # From an eighth of a second to more than a week.
 _MIN_SECONDS, _MAX_SECONDS = 0.125, 2**20
 _OTHER_REASONS = 12
 
 ACCEPTED = "accepted"
-OUTCOMES = (ACCEPTED, *(refusal.value for refusal in messages.Refusal), bounded_counts.OTHER)
+OUTCOMES = (ACCEPTED, *(refusal.value for refusal in messages.Refusal), counters.OTHER)
 """Outcomes of a report."""
 
 GROUPS = ("summed", "lost")
 """Outcomes of a group of secure aggregation."""
 
 
-def seconds_distribution() -> distribution.Distribution:
+def seconds_distribution() -> counters.Distribution:
     """Creates an empty histogram of durations."""
-    return distribution.Distribution(_MIN_SECONDS, _MAX_SECONDS)
+    return counters.Distribution(_MIN_SECONDS, _MAX_SECONDS)
 
 
 @dataclasses.dataclass
@@ -83,7 +83,7 @@ class TaskFigures:
         self.committed = 0
         self.skipped = 0
         self.last_commit_at: float | None = None
-        self.abandoned = bounded_counts.BoundedCounts(room=_OTHER_REASONS)
+        self.abandoned = counters.BoundedCounts(room=_OTHER_REASONS)
         self.attempt: Attempt | None = None
         self.last_lost = ""
         self.stopped = ""
@@ -182,7 +182,7 @@ class TaskFigures:
         """
         outcome = outcome.partition(":")[0] or ACCEPTED
         if outcome not in self.reports:
-            outcome = bounded_counts.OTHER
+            outcome = counters.OTHER
         self.reports[outcome] += 1
         self.bytes_received += num_bytes
         if outcome == ACCEPTED and self.attempt is not None:
