@@ -90,13 +90,13 @@ def page(
     parts = {
         "alerts": _alerts(seen),
         "tasks": "<h2>Tasks</h2>" + _tasks(seen, shown, privacy),
+        "devices": "<h2>Devices and rounds</h2>" + _counts(seen),
         "task": f"<h2>Task {markup.text(name)}</h2>" + _said_of(task),
         "outlook": _paragraphs(next_round.outlook(seen, name)),
         "privacy": "<h3>Privacy so far</h3>" + _privacy(details),
         "report": _report(details.written, shown),
         "past": "<h3>Committed rounds</h3>" + _past(details),
         "outcomes": "<h3>Since the server started</h3>" + _outcomes(task),
-        "devices": "<h2>Devices and rounds</h2>" + _counts(seen),
         "sessions": "<h2>Sessions</h2>" + _sessions(seen),
     }
     live = {"alerts", "outlook"}  # Screen readers hear what changes there.
