@@ -25,7 +25,7 @@ _HOUR = 3600.0
 
 @dataclasses.dataclass(frozen=True)
 class Past:
-    """What the page shows of committed rounds.
+    """Content of the page about committed rounds.
 
     Attributes:
       num_released: Number of rounds with a result.
