@@ -59,14 +59,7 @@ KINDS = ("no_leader", "no_round", "few_rounds", "too_few_devices", "store", "unt
 
 
 def find(seen: observations_lib.Observations) -> list[Alert]:
-    """Checks all rules.
-
-    Args:
-      seen: Observations of the server.
-
-    Returns:
-      Present alerts, those of the population first.
-    """
+    """Returns the present alerts, those of the population first."""
     now = seen.now()
     alerts = []
     if not seen.epoch and now - seen.started_at > 2 * seen.served.lease_seconds:

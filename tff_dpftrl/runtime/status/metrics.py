@@ -22,13 +22,7 @@ def registry(
 ) -> prometheus_client.CollectorRegistry:
     """Creates a registry whose metrics are computed at each scrape.
 
-    Args:
-      seen: Observations of the server.
-      privacy: Returns the known privacy figures by task, each like `{"epsilon": ...}`. Epsilon
-        is None without a guarantee.
-
-    Returns:
-      The registry, for `prometheus_client.generate_latest`.
+    `privacy` returns the known figures by task, each with "epsilon": None without a guarantee.
     """
     created = prometheus_client.CollectorRegistry(auto_describe=False)
     created.register(_Collector(seen, privacy))

@@ -120,20 +120,11 @@ class Observations(observer.Observer):
         return self.series.advance(self._clock())
 
     def save_counts(self, path: str | os.PathLike[str]) -> None:
-        """Writes `session_table`, which outlasts a restart, to a file.
-
-        Raises:
-          OSError: If the file cannot be written.
-        """
+        """Writes `session_table`, which outlasts a restart, to a file."""
         self.session_table.save(path)
 
     def load_counts(self, path: str | os.PathLike[str]) -> None:
-        """Reads a file of `save_counts`; starts with an empty table if there is none.
-
-        Raises:
-          OSError: If the file cannot be read.
-          ValueError: If the file has other content.
-        """
+        """Reads a file of `save_counts`; starts with an empty table if there is none."""
         self.session_table = session_table.SessionTable.load(path, clock=self._clock)
 
     # Callbacks of an observer.

@@ -116,12 +116,7 @@ class StatusServer:
         self.address = ""
 
     async def start(self) -> None:
-        """Starts listening, and sets `address` to the page's URL.
-
-        Raises:
-          UsageError: If the host is no name of one.
-          OSError: If the port is in use, or the host is not this machine.
-        """
+        """Starts listening, and sets `address` to the page's URL."""
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         try:
             sockets = tornado.netutil.bind_sockets(self._port, self._host, family)
@@ -183,11 +178,7 @@ class StatusServer:
         return f"{head}{sheet}<main><h1>Populations</h1><ul>{links}</ul></main></html>".encode()
 
     def check(self, request: httputil.HTTPServerRequest) -> None:
-        """Checks the host name of a request, and its token if one is needed.
-
-        Raises:
-          tornado.web.HTTPError: If the request must not be answered.
-        """
+        """Refuses a request with a foreign host name, or without the token if one is needed."""
         connected = request.connection.stream.socket  # None if the reader has gone.
         reached = connected.getsockname()[0] if connected else ""
         if not self._allowed.knows(request.host_name.strip("[]"), self._host, reached):
@@ -249,11 +240,7 @@ class _Part:
         return next((i for i, task in tasks if task.settings.model_of is None), 0)
 
     async def page(self, index: int) -> bytes:
-        """Returns the page with the details of a task, which is made anew twice a second at most.
-
-        Raises:
-          IndexError: If there is no such task.
-        """
+        """Returns the page with the details of a task; it is made twice a second at most."""
         name, task = list(self.seen.tasks.items())[index]
         written = []
         if self._reports is not None:
@@ -270,15 +257,7 @@ class _Part:
         return content
 
     async def report(self, index: int, name: str) -> bytes | None:
-        """Reads a file of a task's report; returns None if there is none.
-
-        Args:
-          index: Index of the task.
-          name: Name of the file.
-
-        Raises:
-          IndexError: If there is no such task.
-        """
+        """Reads a file of a task's report; returns None if there is none."""
         task = list(self.seen.tasks)[index]
         if self._reports is None:
             return None

@@ -73,11 +73,7 @@ class TaskFigures:
     """
 
     def __init__(self, settings: population.Task):
-        """Starts all figures at zero.
-
-        Args:
-          settings: Task as the server knows it.
-        """
+        """Starts all figures at zero."""
         self.settings = settings
         self.rounds_done: int | None = None
         self.committed = 0
@@ -125,8 +121,7 @@ class TaskFigures:
     def released(self, event: events.RoundReleased, now: float) -> bool:
         """Handles a commit, whose event may be a repetition.
 
-        Returns:
-          Whether the commit is new, and later than the start of the server.
+        Returns whether the commit is new, and later than the start of the server.
         """
         is_known = self.rounds_done is not None and event.round_index < self.rounds_done
         is_first = self.rounds_done is None
@@ -170,15 +165,9 @@ class TaskFigures:
             self.attempt = None
 
     def reported(self, outcome: str, num_bytes: int, now: float) -> str:
-        """Counts a report.
+        """Counts a report; returns its outcome, one of `OUTCOMES`.
 
-        Args:
-          outcome: Reason of the refusal, as observers get it; empty if the report counts.
-          num_bytes: Size of the report in bytes.
-          now: Present time in seconds since 1970.
-
-        Returns:
-          The outcome, one of `OUTCOMES`.
+        The given outcome is the reason of a refusal, empty if the report counts.
         """
         outcome = outcome.partition(":")[0] or ACCEPTED
         if outcome not in self.reports:

@@ -74,17 +74,7 @@ def page(
     privacy: Mapping[str, Mapping[str, Any]],
     details: Details,
 ) -> str:
-    """Makes the page.
-
-    Args:
-      seen: Observations of the server.
-      shown: Index of the task whose details are shown.
-      privacy: Known privacy figures by task.
-      details: Details of the task.
-
-    Returns:
-      HTML.
-    """
+    """Makes the page, with the details of the task of index `shown`."""
     now = seen.now()
     name, task = list(seen.tasks.items())[shown]
     parts = {
