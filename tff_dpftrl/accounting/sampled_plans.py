@@ -36,19 +36,11 @@ _OF_ROUNDS = "metrics"  # Share of what each round releases of its cohort.
 
 @dataclasses.dataclass(frozen=True)
 class SampledPlan:
-    """Plan of a run with secret sampling.
+    """Plan of a run with secret sampling, whose ε is not above the target.
 
-    Attributes:
-      name: Name of the sampling in `samplings.SAMPLINGS`.
-      sampling: The sampling.
-      num_clients: Number of clients who can be sampled.
-      strategy: Strategy of the noise.
-      report_goal: Expected number of clients a round.
-      noise_multiplier: z, standard deviation of the noise per unit clip norm.
-      epsilon: ε of the run at the δ that was asked for, not above the target.
-      noise_in_sum: Noise in the sum of the averaged updates (`planner.noise_in_sum`).
-      memory_copies: Number of model-sized tensors that the noise keeps between rounds.
-      costs: What the weights and all else that the run releases cost alone; none for weights alone.
+    `report_goal` is the expected number of clients a round. `memory_copies` counts the model-sized
+    tensors that the noise keeps between rounds. `costs` are those of the weights and all else that
+    the run releases; none for weights alone.
     """
 
     name: str
@@ -97,21 +89,8 @@ def make_plans(
 ) -> list[SampledPlan]:
     """Makes plans for each number of clients a round; with cyclic sampling, by bands too.
 
-    Args:
-      sampling: Name of the sampling in `samplings.SAMPLINGS`.
-      population: Number of clients who can be sampled.
-      num_rounds: Number of rounds of the run.
-      report_goals: Expected numbers of clients a round; those above the population are left out.
-      target_epsilon: Largest allowed ε.
-      delta: δ of the target.
-      shares: Shares of the budget that others than the weights get (`budget_shares`).
-
-    Returns:
-      The plans, by report goal and bands.
-
-    Raises:
-      UsageError: If an argument is out of range, all report goals are above the population, or
-        metrics of rounds have a share and the sampling allows none.
+    Report goals above the population are left out. `shares` are those of the budget that others
+    than the weights get (`budget_shares`).
     """
     population = validation.integer("population", population, minimum=1)
     num_rounds = validation.integer("num_rounds", num_rounds, minimum=1)
@@ -133,11 +112,10 @@ def make_plans(
 
 @dataclasses.dataclass(frozen=True)
 class _Maker:
-    """Maker of plans for several report goals; attributes as the arguments of `make_plans`.
+    """Maker of plans for several report goals, with the arguments of `make_plans`.
 
-    Attributes:
-      others: Parts with shares, but for figures of rounds.
-      share_of_figures: Share of the figures of rounds; 0 for none.
+    `others` are the parts with shares, but for figures of rounds, whose share is
+    `share_of_figures`.
     """
 
     name: str

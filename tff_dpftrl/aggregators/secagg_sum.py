@@ -47,16 +47,9 @@ class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
     ):
         """Initialises the factory.
 
-        Args:
-          encoding: Grid of the encoded updates, which have `encoding.dim` numbers in total.
-          clip_norm: L2 clip norm C. With adaptive clipping it is 1, for updates that are
-            divided by the active clip norm.
-          rotation_seed: Public seed of the rotations, an integer in [0, 2^128); from the
-            operating system if None. A given seed does not harm privacy, only the
-            independence of the updates and the rotation.
-
-        Raises:
-          ValueError: If an argument is out of range.
+        The encoded updates have `encoding.dim` numbers in total. With adaptive clipping `clip_norm`
+        is 1, for updates that are divided by the active clip norm. `rotation_seed` is public; a
+        given one does not harm privacy, only the independence of the updates and the rotation.
         """
         self._sum = secure_sums.VectorSum(encoding, clip_norm, rotation_seed)
         self.encoding, self.clip_norm = encoding, self._sum.clip_norm

@@ -79,14 +79,7 @@ class Mechanism:
 
     @classmethod
     def of(cls, factory: Any) -> Mechanism | None:
-        """Returns the numbers of one of this package's factories.
-
-        Args:
-          factory: Aggregation factory.
-
-        Returns:
-          The numbers; None if the factory is of another kind.
-        """
+        """Returns the numbers of one of this package's factories; None for another factory."""
         if hasattr(factory, "weight_cap") and hasattr(factory, "aggregator"):  # WeightedFactory
             inner = cls.of(factory.aggregator)
             return inner and dataclasses.replace(inner, client_weight=factory.weight_cap)

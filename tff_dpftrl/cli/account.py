@@ -172,13 +172,8 @@ def print_sampled(
 ) -> None:
     """Prints what a run with secret sampling guarantees, as JSON or as text that rounds up.
 
-    Args:
-      args: Parsed flags.
-      strategy: Strategy of the run.
-      sampling: Sampling of the run.
-      noise_multiplier: z, standard deviation of the noise per unit clip norm.
-      options: Options of the sampling.
-      neighbours: Neighbours besides zero-out that a line is added for.
+    `noise_multiplier` is z, the standard deviation of the noise per unit of the clip norm. A line
+    is added for `neighbours` besides zero-out.
     """
     from tff_dpftrl.accounting import display, samplings
 
@@ -272,14 +267,7 @@ def print_report(
     claim: guarantee_lib.Guarantee,
     neighbours: neighbours_lib.Neighbours,
 ) -> None:
-    """Prints a guarantee, as JSON or as text that rounds up.
-
-    Args:
-      args: Parsed flags.
-      report: Guarantee as JSON-compatible values.
-      claim: The guarantee.
-      neighbours: Neighbours besides zero-out that a line is added for.
-    """
+    """Prints a guarantee, as JSON or as text that rounds up, with a line for further neighbours."""
     changes = neighbours.num_changes
     others = neighbours.relation != "zero-out" or changes > 1
     if others:

@@ -98,15 +98,15 @@ def add_parser(subparsers) -> None:
         "--run",
         metavar="RUN",
         dest="run_folder",
-        help="Results folder of train, finetune or sweep --select that is not under way, or the "
-        "report of a served task with its records (task report --records).",
+        help="Results folder of train, finetune or sweep --select, of a run that is not under "
+        "way; or the report of a served task with its records (task report --records).",
     )
     parser.add_argument(
         "--output",
         metavar="DIR",
         help=(
-            "Folder for audit.md, audit.json and, with --config, trade_off.png; "
-            "made if missing. Default: write no files."
+            "Folder for audit.md, audit.json and, with --config, trade_off.png; made if missing. "
+            "Default: no files are written."
         ),
     )
     of_config = parser.add_argument_group("with --config")
@@ -126,7 +126,7 @@ def add_parser(subparsers) -> None:
         "--trials",
         type=int,
         metavar="N",
-        help="Least number of games, not of fine-tuning; more of them see smaller deviations. "
+        help="Least number of games; fine-tuning has none. More games find smaller deviations. "
         f"Default: {defaults.TRIALS}.",
     )
     of_config.add_argument(
@@ -141,9 +141,9 @@ def add_parser(subparsers) -> None:
         "--state",
         action="store_true",
         help=(
-            "Add the outcome of the audit to the run's privacy statement. The claim "
-            "stays as it is; a refuted one is marked beside ε. `tff-dpftrl report` "
-            "removes the line; with --html it stays, as long as the claim is the same."
+            "Add the outcome of the audit to the run's privacy statement. The claim stays as it "
+            "is; a refuted one is marked beside ε. `tff-dpftrl report` removes the line. With "
+            "--html it stays, as long as the claim is the same."
         ),
     )
     output.add_format(parser)

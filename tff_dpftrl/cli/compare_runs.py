@@ -50,7 +50,7 @@ def add_parser(subparsers) -> None:
         help="Folders that train, finetune or task report wrote to; two or more.",
     )
     parser.add_argument(
-        "--html", metavar="FILE", help="File for the same as one page, with curves."
+        "--html", metavar="FILE", help="File for the comparison as one HTML page, with curves."
     )
     output.add_format(parser)
 

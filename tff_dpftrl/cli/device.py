@@ -75,7 +75,7 @@ def add_parser(subparsers) -> None:
         "--examples",
         required=True,
         metavar="FILE",
-        help="File of the example store; made if there is none.",
+        help="File of the example store. It is made if there is none.",
     )
     filling = parser.add_argument_group("filling the store (then nothing else is done)")
     filling.add_argument(
@@ -91,7 +91,7 @@ def add_parser(subparsers) -> None:
     filling.add_argument(
         "--features",
         metavar="FILE",
-        help="examples.json of a task's folder: what the examples to add must hold.",
+        help="File examples.json of a task's folder, which describes the examples to add.",
     )
     filling.add_argument("--user", metavar="ID", help="User of the corpus whose texts are added.")
     config_flags.add_table_options(filling)
@@ -109,7 +109,7 @@ def add_parser(subparsers) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="Population to take part in; may be given several times. The device waits to be "
+        help="Population to take part in. May be given several times: the device waits to be "
         "selected in all of them at once, and trains for one at a time.",
     )
     here = parser.add_argument_group("this device")
@@ -127,8 +127,8 @@ def add_parser(subparsers) -> None:
     here.add_argument(
         "--stay",
         action="store_true",
-        help="Stay when no task of the populations has a further round: come back about once a "
-        "day, for later tasks. Default: end then.",
+        help="Stay when no task of the populations has a further round, and come back about once "
+        "a day for later tasks. Default: end then.",
     )
     here.add_argument(
         "--start-within",
@@ -136,8 +136,8 @@ def add_parser(subparsers) -> None:
         default=60.0,
         metavar="SECONDS",
         help=(
-            "Seconds within which the first session begins, at random, so that "
-            "devices that start together do not check in together. Default: 60."
+            "Time in seconds within which the first session begins, at random, so that devices "
+            "that start together do not check in together. Default: %(default)g."
         ),
     )
     here.add_argument(
@@ -145,8 +145,8 @@ def add_parser(subparsers) -> None:
         choices=("always", "linux"),
         default="always",
         help=(
-            "Condition for work: always, or while this machine is idle and on "
-            "external power. Default: always."
+            "Condition for work: always, or while this machine is idle and on external power "
+            "(linux). Default: %(default)s."
         ),
     )
     here.add_argument(
@@ -155,8 +155,8 @@ def add_parser(subparsers) -> None:
         default=0.5,
         metavar="X",
         help=(
-            "With --eligible linux: largest load of other programs, in threads a "
-            "core, of an idle machine. Default: 0.5."
+            "With --eligible linux: largest load of other programs on an idle machine, in threads "
+            "a core. Default: %(default)g."
         ),
     )
     here.add_argument("--verbose", action="store_true", help="Show the tracebacks of errors, too.")

@@ -83,10 +83,13 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "--history",
         action="store_true",
-        help="Let the model take a user's earlier text too: signatures with_history (if it takes "
-        "texts) and ids_with_history of a SavedModel, the input history of model.tflite.",
+        help="Make the model take a user's earlier text, too: signatures with_history (if it "
+        "takes texts) and ids_with_history of a SavedModel, the input history of "
+        "model.tflite.",
     )
-    parser.add_argument("--overwrite", action="store_true", help="Replace what export wrote there.")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="Replace an earlier export in the folder."
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -116,7 +116,11 @@ def add_parser(subparsers) -> None:
     for field in _text_options():
         config_flags.add_flag(group, field, hints[field.name])
     parser.add_argument(
-        "--target-epsilon", type=float, required=True, metavar="E", help="Epsilon of the run."
+        "--target-epsilon",
+        type=float,
+        required=True,
+        metavar="E",
+        help="Largest epsilon of the run.",
     )
     parser.add_argument(
         "--budget-shares",
@@ -162,15 +166,15 @@ def add_parser(subparsers) -> None:
         "--initial-weights",
         type=pathlib.Path,
         metavar="DIR",
-        help="Folder of the model to fine-tune, whose gradients are measured on --proxy-data: "
-        "those of all weights, not of adapters (finetune --adapter-rank), which have other norms.",
+        help="Folder of the model to fine-tune. Its gradients are measured on --proxy-data: those "
+        "of all weights, not of adapters (finetune --adapter-rank), which have other norms.",
     )
     norms.add_argument(
         "--gradient-norms",
         type=_numbers,
         metavar="L,L,...",
-        help="Typical norm of the mean of 1, 2, 4 ... gradients of one user at the weights to "
-        "begin with; of public users, or the guarantee does not cover the choice.",
+        help="Typical norms of the mean of 1, 2, 4 ... gradients of one user at the initial "
+        "weights. They must be of public users, or the guarantee does not cover the choice.",
     )
     parser.add_argument(
         "--proxy-data",

@@ -19,8 +19,8 @@ class Interruption:
 
     Attributes:
       command: Name of the command, as in "tff-dpftrl train".
-      what_is_left: Function that returns what the files hold and how to go on. It is called
-        when the process is stopped. None for commands that leave no files behind.
+      what_is_left: Function that returns what the files hold and how to go on, called when the
+        process is stopped. None for commands that leave no files behind.
     """
 
     def __init__(self, command: str):

@@ -88,8 +88,8 @@ def add_parser(subparsers) -> None:
         type=int,
         default=100,
         metavar="N",
-        help="Largest number of rounds whose noise a request of the server may pass over. Default: "
-        "100.",
+        help="Largest number of rounds whose noise a request of the server may skip. "
+        "Default: %(default)d.",
     )
     trust_flags.add_arguments(parser.add_argument_group("server"), attests=False)
 

@@ -76,10 +76,17 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--rounds", type=int, required=True, metavar="N", help="Number of rounds.")
     delta_flag.add(parser)
     target = parser.add_mutually_exclusive_group(required=True)
-    target.add_argument("--target-epsilon", type=float, metavar="E", help="Epsilon to reach.")
-    target.add_argument("--target-rho", type=float, metavar="R", help="rho-zCDP to reach.")
     target.add_argument(
-        "--target-noise", type=float, metavar="X", help="Noise to keep, as printed by this command."
+        "--target-epsilon", type=float, metavar="E", help="Epsilon that the plans reach."
+    )
+    target.add_argument(
+        "--target-rho", type=float, metavar="R", help="rho-zCDP that the plans reach."
+    )
+    target.add_argument(
+        "--target-noise",
+        type=float,
+        metavar="X",
+        help="Noise that the plans keep, in the unit that this command prints.",
     )
     target.add_argument(
         "--keep-noise-of",
@@ -101,21 +108,24 @@ def add_parser(subparsers) -> None:
     )
     separation = parser.add_mutually_exclusive_group()
     separation.add_argument(
-        "--min-sep", type=int, metavar="B", help="Stride to rely on. Default: the largest possible."
+        "--min-sep",
+        type=int,
+        metavar="B",
+        help="Least stride that the guarantee relies on. Default: the largest possible.",
     )
     separation.add_argument(
         "--min-sep-fraction",
         type=float,
         default=1.0,
         metavar="F",
-        help="Share of the largest possible stride to rely on (production saw 0.14 to 0.81). "
-        "Default: 1.",
+        help="Share of the largest possible stride that the guarantee relies on (production saw "
+        "0.14 to 0.81). Default: 1.",
     )
     separation.add_argument(
         "--timer-hours",
         type=float,
         metavar="H",
-        help="Hours that a device waits after it took part; with --rounds-per-day.",
+        help="Number of hours that a device waits after it took part; with --rounds-per-day.",
     )
     parser.add_argument(
         "--rounds-per-day", type=float, metavar="R", help="Number of rounds in a day."
@@ -165,13 +175,13 @@ def add_parser(subparsers) -> None:
         "--what-if-rounds",
         type=int,
         metavar="N",
-        help="Number of rounds for a second guarantee of each plan.",
+        help="Number of rounds for which a second guarantee of each plan is printed.",
     )
     parser.add_argument(
         "--what-if-min-sep",
         type=int,
         metavar="B",
-        help="Observed stride for a second guarantee of each plan.",
+        help="Observed stride for which a second guarantee of each plan is printed.",
     )
     parser.add_argument(
         "--sampling",
@@ -183,7 +193,7 @@ def add_parser(subparsers) -> None:
         "--plot", metavar="FILE", help="File for a plot of all plans: PNG, PDF or SVG."
     )
     parser.add_argument(
-        "--all", action="store_true", help="Print all plans, not only the Pareto set."
+        "--all", action="store_true", help="Print all plans. Default: only the Pareto set."
     )
     output.add_format(parser)
 
@@ -336,11 +346,7 @@ def _request(args: argparse.Namespace) -> planner_request.Request:
 
 
 def _report_goals(args: argparse.Namespace) -> tuple[int, ...]:
-    """Returns the numbers of clients a round to consider: with noise parties, those of one group.
-
-    Raises:
-      UsageError: If there is none, or there are more noise parties than a task can have.
-    """
+    """Returns the numbers of clients a round to try: with noise parties, those of one group."""
     from tff_dpftrl.accounting import planner_request
 
     goals = args.report_goals or planner_request.DEFAULT_REPORT_GOALS

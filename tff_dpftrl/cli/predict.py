@@ -43,8 +43,8 @@ examples:
 _TEXTS_AT_A_TIME = 64
 _SAMPLING = {
     "temperature": "number that scores are divided by; 0 takes the likeliest word. Default: 1.",
-    "top-p": "sample from the fewest likeliest words that have this probability. Default: 1.",
-    "seed": "seed of the samples; another continuation each time if not given.",
+    "top-p": "probability of the fewest likeliest words that are sampled from. Default: 1.",
+    "seed": "seed of the samples. Default: another continuation each time.",
 }
 
 
@@ -69,13 +69,14 @@ def add_parser(subparsers) -> None:
         "--tokens",
         type=int,
         metavar="N",
-        help="Continue each text instead, by at most so many sampled words or sub-words.",
+        help="Largest number of sampled words or sub-words by which each text is continued, in "
+        "place of the list of next words.",
     )
     parser.add_argument(
         "--history",
         metavar="FILE",
-        help="What the author of the texts wrote earlier, one text a line, UTF-8. Its n-grams are "
-        "mixed into the probabilities. The file is read here only: nothing of it is sent or kept. "
+        help="File with earlier texts of the author, one a line, UTF-8. Its n-grams are mixed "
+        "into the probabilities. The file is read here only: nothing of it is sent or kept. "
         "Not with --tokens.",
     )
     for name, what in _SAMPLING.items():

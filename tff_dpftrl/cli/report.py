@@ -75,14 +75,13 @@ def add_parser(subparsers) -> None:
         nargs="?",
         const="",
         metavar="FILE",
-        help="Write a page. Default of FILE: report.html in the folder, with --private in its "
-        "private/.",
+        help="File for a report as one HTML page. Default of FILE: report.html in the folder, "
+        "with --private in its private/.",
     )
     parser.add_argument(
         "--private",
         action="store_true",
-        help="Add exact figures of the training users to the page, which is then not to be "
-        "published.",
+        help="Add exact figures of the training users to the page. It is then not to be published.",
     )
     output.add_format(parser)
 

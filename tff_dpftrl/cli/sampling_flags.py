@@ -38,9 +38,7 @@ class _Sampling(argparse.Action):
 def add_arguments(parser: argparse.ArgumentParser, replaces: Sequence[Any] = ()) -> None:
     """Adds --sampling and its options.
 
-    Args:
-      parser: Parser of the command.
-      replaces: Groups of flags of which one is required, but not with --sampling.
+    Of each group in `replaces` one flag is required, but not with --sampling.
     """
     group = parser.add_argument_group(
         "samples that the server draws in secret, which amplify privacy"
@@ -52,15 +50,17 @@ def add_arguments(parser: argparse.ArgumentParser, replaces: Sequence[Any] = ())
         const=replaces,
         choices=samplings.SAMPLINGS,
         metavar="NAME",
-        help=f"{rows}. A guarantee by it needs that nobody learns who was drawn.",
+        help=f"Secret sampling of the cohorts. {rows}. The guarantee needs that nobody learns who was "
+        "drawn.",
     )
     for name, kind, letter, text in (
         (
             "sampling_probability",
             float,
             "Q",
-            "Probability of a client to be in the cohort: of a round, of its group's turn, or of a "
-            "round if it was in none of the last --min-sep - 1.",
+            "Probability that a client is in the cohort: of a round (poisson, truncated), of its "
+            "group's turn (cyclic), or of a round if it was in none of the last --min-sep - 1 "
+            "(b-min-sep).",
         ),
         (
             "group_size",
@@ -70,7 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser, replaces: Sequence[Any] = ())
             "Default: 1, users are drawn.",
         ),
         ("sampling_groups", int, "G", "Number of groups that take turns, at least --bands."),
-        ("bins", int, "B", "Number of bins: rounds from one of a client's to its next."),
+        (
+            "bins",
+            int,
+            "B",
+            "Number of bins: number of rounds from one of a client's to its next.",
+        ),
         ("rounds_per_client", int, "K", "Number of rounds of each client."),
         ("clients", int, "N", "Number of clients."),
         ("largest_cohort", int, "M", "Largest number of clients in a round."),
@@ -121,16 +126,9 @@ def _taken(row: samplings.Row) -> tuple[str, ...]:
 
 
 def options_from(args: argparse.Namespace) -> dict[str, Any] | None:
-    """Reads the flags of `add_arguments`, and checks that they are those of the sampling.
+    """Reads the flags of `add_arguments` that are given, by name; None without --sampling.
 
-    Args:
-      args: Parsed flags.
-
-    Returns:
-      The options that are given, by name; None without --sampling.
-
-    Raises:
-      UsageError: If one is missing, or is not for this sampling.
+    Flags that are missing, or are not for this sampling, are refused.
     """
     if args.estimate_draws is not None:
         validation.integer("--estimate-draws", args.estimate_draws, minimum=1)
@@ -167,18 +165,7 @@ def _flags(names: Sequence[str]) -> str:
 def run_from(
     args: argparse.Namespace, options: Mapping[str, Any]
 ) -> tuple[strategy_lib.Strategy, sampling_lib.Sampling]:
-    """Builds strategy and sampling of a run.
-
-    Args:
-      args: Parsed flags of `mechanism_flags.add_arguments` and `add_arguments`.
-      options: Options of the sampling, of `options_from`.
-
-    Returns:
-      The strategy and the sampling.
-
-    Raises:
-      UsageError: If flags do not fit together.
-    """
+    """Builds strategy and sampling of a run from its flags and the result of `options_from`."""
     if args.max_participations is not None or args.min_sep_gap is not None:
         raise validation.UsageError(
             "--min-sep-gap and --max-participations are not for --sampling, which decides how "

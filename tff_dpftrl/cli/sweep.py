@@ -103,14 +103,14 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "--finetune",
         action="store_true",
-        help="The runs are those of `tff-dpftrl finetune`, whose help has the defaults.",
+        help="Run `tff-dpftrl finetune`, whose help has the defaults, instead of `train`.",
     )
     parser.add_argument(
         "--over",
         action="append",
         required=True,
         metavar="NAME=V,V,...",
-        help="Option and its values; can be given several times.",
+        help="Option and its values. May be given several times.",
     )
     parser.add_argument("--output", required=True, metavar="DIR", help="Folder of the results.")
     parser.add_argument(
@@ -129,9 +129,9 @@ def add_parser(subparsers) -> None:
         type=float,
         metavar="A",
         help=(
-            "Mean top-1 accuracy on held-out users that is good enough (between 0 "
-            "and 1). Plans are made, as by `tff-dpftrl plan`, with the largest noise "
-            "multiplier that reaches it."
+            "Mean top-1 accuracy on held-out users that is good enough, between 0 and 1. Plans "
+            "are made, as by `tff-dpftrl plan`, with the largest noise multiplier that reaches "
+            "it."
         ),
     )
     group.add_argument(
@@ -145,9 +145,10 @@ def add_parser(subparsers) -> None:
         "--select",
         metavar="TEXT",
         help=(
-            "Public text by user, as a file or 'standard-library': the run whose model needs the "
-            "fewest bits per character of it is chosen. Or 'metrics': that of the least loss of "
-            "those that --metrics-epsilon releases. --target-epsilon is that of the whole."
+            "Criterion of the choice. Public text by user, as a file or 'standard-library': the "
+            "run whose model needs the fewest bits per character of it is chosen. 'metrics': the "
+            "run with the least loss of those that --metrics-epsilon releases. --target-epsilon "
+            "is that of the whole."
         ),
     )
     group.add_argument(

@@ -77,13 +77,7 @@ def _leave_cores_to_clients(config: config_lib.TrainingConfig) -> None:
 def what_is_left(args: argparse.Namespace, command: str = "train", unit: str = "round") -> str:
     """Returns what the results folder holds after an interruption, and what can be done with it.
 
-    Args:
-      args: Arguments of the command.
-      command: Name of the command.
-      unit: Name of what its runs commit: "round" or "step".
-
-    Returns:
-      A few lines.
+    `unit` is the name of what the command's runs commit: "round" or "step".
     """
     if not manifest.exists(pathlib.Path(args.output)):
         return "No run had begun: there is nothing to resume."

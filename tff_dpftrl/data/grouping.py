@@ -56,12 +56,9 @@ class Cache:
 
     Attributes:
       path: The file; a temporary one, which goes with the process, if None.
-      may_write: Whether the file may be written; otherwise it is used if it is of the same corpus,
-        and a temporary one is written if not.
     """
 
     path: pathlib.Path | None = None
-    may_write: bool = True
 
     def read(self, name: str, fingerprint: str, is_tokenized: bool) -> user_text.UserText | None:
         """Returns the corpus in the file.
@@ -129,8 +126,7 @@ def group(
         size += sum(map(len, texts)) + _PER_TEXT * len(texts)
         if size > _IN_MEMORY:
             about = {"format": _FORMAT, "fingerprint": fingerprint, "user_unit": user_unit}
-            path = cache.path if cache.may_write else None
-            reader = _Reader.temporary() if path is None else _Reader(path)
+            reader = _Reader.temporary() if cache.path is None else _Reader(cache.path)
             _write(reader.path, _both(examples_by_user, rest), about, finish, co_owners)
             return reader.corpus(name, user_unit, is_tokenized)
     finish(

@@ -1,10 +1,9 @@
 """Rounds of federated learning as plain TensorFlow functions in this process.
 
-TFF's executor sends the state of a process to a worker and back in every round, and runs
-every client through several layers. A process that can be written as a `MapReduceForm`
-needs none of it: the computations of clients and server are TensorFlow graphs, which are
-taken out of the process once and called directly. The state stays in this process. TFF is imported
-only where there is such a process.
+TFF's executor sends the state of a process to a worker and back in every round, and runs every
+client through several layers. A process that can be written as a `MapReduceForm` does not need it:
+its TensorFlow graphs are taken out once and called directly. The state stays in this process. TFF
+is imported only where there is such a process.
 """
 
 from __future__ import annotations

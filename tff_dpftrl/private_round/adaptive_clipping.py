@@ -103,13 +103,10 @@ DEFAULT_CLIPPING = AdaptiveClipping()
 
 
 class ClipState(NamedTuple):
-    """Clip norms between rounds. They are released, and so not secret.
+    """Clip norms between rounds, float32 scalars. They are released, and so not secret.
 
-    Attributes:
-      active: float32 scalar, the norm that the next round clips to.
-      estimate: float32 scalar, the estimated quantile of the clients' norms.
-      excess: float32 scalar, the sum of (noised unclipped fraction - target) over the
-        rounds so far, from which the estimate is computed.
+    The next round clips to `active`. `estimate` is that of the quantile of the clients' norms,
+    computed from `excess`, the sum of (noised unclipped fraction - target) over the rounds so far.
     """
 
     active: Any
@@ -120,12 +117,8 @@ class ClipState(NamedTuple):
 class AdaptiveClipState(NamedTuple):
     """State between rounds, complete for resuming after a crash. Secret, but for `clip`.
 
-    Attributes:
-      round_index: int64 scalar, the index of the next round.
-      seed: int64 tensor, the seed of `noise_stream.NoiseStream.initial_seed`.
-      buffer: Past noise on the updates, from `noise_stream.NoiseStream`.
-      count_buffer: Past noise on the counts, from `noise_stream.NoiseStream`.
-      clip: Clip norms, a `ClipState`.
+    `round_index` is that of the next round. The buffers have past noise on the updates and on the
+    counts, from `noise_stream.NoiseStream`, as does the seed.
     """
 
     round_index: Any
@@ -136,13 +129,10 @@ class AdaptiveClipState(NamedTuple):
 
 
 class CountedContribution(NamedTuple):
-    """Contribution of one client to the sums, or the sums themselves.
+    """Contribution of one client to the sums, or the sums themselves, in float64.
 
-    Attributes:
-      update: Clipped update, a list of float64 tensors. If it is to be encoded, it is
-        divided by the active clip norm.
-      bit: float64 scalar: 1/2 if the norm is at most the estimate, -1/2 if it is
-        above, 0 if the norm is 0 or not finite.
+    The update is clipped and, if it is to be encoded, divided by the active clip norm. The bit is
+    1/2 if the norm is at most the estimate, -1/2 if it is above, 0 if the norm is 0 or not finite.
     """
 
     update: Any

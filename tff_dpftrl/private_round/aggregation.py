@@ -58,7 +58,7 @@ class Aggregation:
                 "sums, and vector_sum is None: nobody would add any. Give vector_sum."
             )
         if vector_sum is not None:
-            covered = _covered_norm(private_round, vector_sum)
+            covered = _covered_norm(private_round)
             if covered is None or not vector_sum.contribution_norm <= covered:
                 raise validation.UsageError(
                     "private_round must have noise for a contribution of norm "
@@ -152,10 +152,8 @@ class Aggregation:
         return self.private_round.state_type(*state[:-1])
 
 
-def _covered_norm(
-    private_round: interface.PrivateRound, vector_sum: secure_sums.VectorSum
-) -> float | None:
-    """Returns the norm of a contribution to `vector_sum` that the noise of a round covers."""
+def _covered_norm(private_round: interface.PrivateRound) -> float | None:
+    """Returns the norm of a contribution to a secure sum that the noise of a round covers."""
     for name in ("encoded_norm", "unit_inflation"):
         if hasattr(private_round, name):
             return getattr(private_round, name)

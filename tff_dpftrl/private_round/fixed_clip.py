@@ -25,10 +25,8 @@ UPDATE_STREAM = 0
 class FixedClipState(NamedTuple):
     """State between rounds, complete for resuming after a crash. Secret.
 
-    Attributes:
-      round_index: int64 scalar, the index of the next round.
-      seed: int64 tensor, the seed of `noise_stream.NoiseStream.initial_seed`.
-      buffer: Past noise, from `noise_stream.NoiseStream`; () for many strategies.
+    `round_index` is that of the next round. Seed and buffer, past noise, are from
+    `noise_stream.NoiseStream`; the buffer is () for many strategies.
     """
 
     round_index: Any

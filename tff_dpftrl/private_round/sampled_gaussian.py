@@ -21,23 +21,16 @@ _NOISE_STREAM = 0
 
 
 class SampledGaussianState(NamedTuple):
-    """State between rounds. It is secret: the seed reveals the noise.
-
-    Attributes:
-      round_index: int64 scalar, the index of the next round.
-      seed: int64 tensor of shape [2] ([4] for secure noise), the root seed of the run's noise.
-    """
+    """State between rounds: index of the next one, and root seed of the run's noise. Secret."""
 
     round_index: Any
     seed: Any
 
 
 class WeightedContribution(NamedTuple):
-    """Contribution of one client to the sums, or the sums themselves.
+    """Contribution of one client to the sums, or the sums themselves, in float64.
 
-    Attributes:
-      update: Clipped update times the weight, a list of float64 tensors.
-      weight: Weight of the client, a float64 scalar in [0, 1].
+    The clipped update is multiplied by the client's weight in [0, 1].
     """
 
     update: Any

@@ -209,25 +209,14 @@ class CommittedRounds:
         binding: str = "",
         budget_guard: ledger.BudgetGuard | None = None,
     ) -> CommittedRounds:
-        """Starts the rounds of a new run.
+        """Starts the rounds of a new run, in a folder of its own that is made for the owner only.
 
-        Args:
-          folder: A folder for this run only; made, for the owner only, if missing.
-          declared: The participation schema that the run promises.
-          state: State before round 0, a nested structure of arrays.
-          saved: Values to keep with the state; JSON-compatible.
-          noise_part: The part of the state that the noise of the next round goes on from, which
-            differs in every round; None if there is no noise.
-          binding: Text that every state is bound to besides the version of the noise, like a
-            digest of all options. A run can only be opened with the binding that it began with.
-          budget_guard: Function that is asked before every new round whether it may begin.
-
-        Returns:
-          The rounds, open.
-
-        Raises:
-          ValueError: If the folder holds the rounds of a run already.
-          OSError: If a file cannot be written.
+        `saved` has JSON-compatible values to keep with the state before round 0. `noise_part` is
+        the part of the state that the noise of the next round goes on from, which differs in every
+        round; None if there is no noise. `binding` is text that every state is bound to besides the
+        version of the noise, like a digest of all options: a run can only be opened with the
+        binding that it began with. `budget_guard` is asked before every new round whether it may
+        begin.
         """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if cls.exist(folder):
@@ -260,10 +249,7 @@ class CommittedRounds:
     ) -> CommittedRounds:
         """Opens the rounds of a run to go on with it; arguments as for `create`.
 
-        Raises:
-          ValueError: If there is no run, it is in use by another process, or it
-            declared another schema.
-          OSError: If the ledger cannot be used.
+        A run that another process has open, or that declared another schema, is refused.
         """
         participation = ledger.Ledger.open(folder / _LEDGER, declared, budget_guard=budget_guard)
         checkpoints = _checkpoints(folder, binding)
@@ -307,17 +293,10 @@ class CommittedRounds:
     def read(
         self, is_wanted: Callable[[str], bool] = lambda path: True
     ) -> tuple[checkpoint.Snapshot, dict[str, Any]]:
-        """Reads a part of the state that the run may go on from, for a report.
+        """Reads the tensors that are wanted, by path, and the saved values, for a report.
 
-        Args:
-          is_wanted: Function from the path of a tensor in the state to whether it is returned.
-
-        Returns:
-          The part, and the values that were kept with the state.
-
-        Raises:
-          checkpoint.CheckpointError: If the state is missing or damaged, or bound to something
-            else.
+        They are of the state that the run may go on from. CheckpointError says that it is missing
+        or damaged, or bound to something else.
         """
         fingerprint = self._ledger.last_checkpoint
         read = self._checkpoints.load(self.rounds_done, fingerprint, is_wanted)

@@ -270,13 +270,10 @@ class DpFtrlPlan(privacy.FederatedPlan):
 
     Attributes:
       schema: The declared participation schema.
-      wanted_schema: Participation schema of the run that was asked for: the simulated run, if
-        there is one.
-      strategy: The strategy matrix, restarts included; None without clipping and
-        noise.
+      wanted_schema: Participation schema of the run that was asked for: the simulated run, if there
+        is one.
+      strategy: The strategy matrix, restarts included; None without clipping and noise.
       encoding: Grid of the secure aggregation; None without it.
-      adaptive_clipping: Whether the clip norm is learned under the same z.
-      data_in_one_place: Whether there are no clients.
       workload: Workload that the strategy was optimised for; None for the prefix sums. The
         guarantee does not depend on it.
       noise_parties: Number of parties that each add the whole noise within secure sums; 0 if the

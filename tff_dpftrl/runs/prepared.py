@@ -28,7 +28,7 @@ from tff_dpftrl.runs import (
 
 
 class Trained(NamedTuple):
-    """The outcome of a round.
+    """Outcome of a round.
 
     Attributes:
       state: State that the next round continues from, in TFF's layout (see `released_model`).
@@ -134,12 +134,10 @@ class Evaluator(abc.ABC):
 
 
 class Outcome(NamedTuple):
-    """Outcome of the committed rounds, for the presentation of a run.
+    """Outcome of the committed rounds, one row of metrics each, for the presentation of a run.
 
     Attributes:
-      rows: One row of metrics for each committed round.
       weights: Weights of the model that is published.
-      statement: The privacy statement.
       progress: A sentence on why the run ended, or on how to resume it.
     """
 

@@ -35,11 +35,7 @@ class Deployment:
         validation.integer("population", self.population, minimum=self.report_goal)
 
     def scale(self, clients_per_round: int) -> float:
-        """Returns the factor n / R of the noise multiplier for a smaller cohort.
-
-        Raises:
-          ValueError: If the cohort is not smaller.
-        """
+        """Returns the factor n / R of the noise multiplier for a cohort, which must be smaller."""
         if clients_per_round > self.report_goal:
             raise validation.UsageError(
                 f"clients_per_round={clients_per_round} exceeds the report goal that is "

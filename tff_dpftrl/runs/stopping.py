@@ -37,13 +37,8 @@ class Schedule:
     def check_budget(self, plan: privacy.PrivacyPlan, *, show_cost: bool = True) -> None:
         """Refuses a budget that does not pay for the first round.
 
-        Args:
-          plan: Privacy of the run.
-          show_cost: Whether the message may have the cost of a round. It may not while this
-            reveals a private choice that has not been recorded yet.
-
-        Raises:
-          UsageError: If the first round costs more than `max_epsilon`.
+        With `show_cost`, the message may have the cost of a round. It may not while this reveals a
+        private choice that has not been recorded yet.
         """
         if self.max_epsilon is None:
             return
@@ -67,16 +62,7 @@ class Schedule:
     def reason_to_end(
         self, plan: privacy.PrivacyPlan, rows: Sequence[Mapping[str, Any]], rounds_done: int
     ) -> str | None:
-        """Returns why no further round may begin.
-
-        Args:
-          plan: Privacy of the run.
-          rows: Metrics of the committed rounds.
-          rounds_done: Number of committed rounds.
-
-        Returns:
-          A sentence; None if rounds are left.
-        """
+        """Returns why no further round may begin, as a sentence; None if rounds are left."""
         if rounds_done == plan.num_rounds:
             return f"All {rounds_done} {self.unit}s are done."
         of_all = f"{rounds_done} of {plan.num_rounds} {self.unit}s"

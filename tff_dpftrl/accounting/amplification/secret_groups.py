@@ -31,9 +31,8 @@ from tff_dpftrl.mechanisms import strategy as strategy_lib
 class SecretGroups:
     """One run of a banded strategy with cyclic Poisson sampling and secret groups.
 
-    Attributes:
-      known: The run if groups were known.
-      num_apart: Number of groups without a common row, ⌊groups / bands⌋.
+    `known` is the run if groups were known, `num_apart` the number of groups without a common row,
+    ⌊groups / bands⌋.
     """
 
     known: amplified_banded.AmplifiedBanded
@@ -51,19 +50,8 @@ class SecretGroups:
     ) -> SecretGroups:
         """Builds the run of a banded strategy with nonnegative entries and secret groups.
 
-        Args:
-          strategy: Strategy whose C is banded.
-          noise_multiplier: z, standard deviation of the noise per unit clip norm.
-          num_rounds: Number of rounds n.
-          num_groups: Number of groups that take turns, at least the number of bands.
-          sampling_probability: q, probability of a client to be in the cohort when it is its
-            group's turn.
-
-        Returns:
-          The run.
-
-        Raises:
-          ValueError: If the strategy is not banded, or an argument is out of range.
+        `num_groups` is at least the number of bands. `sampling_probability` is that of a client to
+        be in the cohort when it is its group's turn.
         """
         known = amplified_banded.AmplifiedBanded.from_strategy(
             strategy,
@@ -107,20 +95,7 @@ def calibrate_noise_multiplier(
 ) -> float:
     """Computes the smallest z, to a relative 1e-4, with which secret groups meet a target.
 
-    Args:
-      strategy: Strategy whose C is banded.
-      num_rounds: Number of rounds n.
-      num_groups: Number of groups that take turns, at least the number of bands.
-      sampling_probability: q, probability of a client to be in the cohort when it is its
-        group's turn.
-      target_epsilon: Largest allowed epsilon.
-      delta: Delta of the target.
-
-    Returns:
-      The noise multiplier; its epsilon was evaluated and is not above the target.
-
-    Raises:
-      ValueError: If an argument is out of range.
+    Epsilon of the result was evaluated and is not above the target.
     """
     return calibrate.smallest_noise(
         lambda noise: SecretGroups.from_strategy(

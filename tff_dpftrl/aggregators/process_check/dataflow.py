@@ -23,12 +23,9 @@ from tff_dpftrl.execution import tff_names
 
 @dataclasses.dataclass(frozen=True)
 class Aggregation:
-    """Call of an intrinsic by which client values reach the server.
+    """Call of an intrinsic, such as "federated_sum", by which client values reach the server.
 
-    Attributes:
-      intrinsic: Name of the intrinsic, such as "federated_sum".
-      value_type: Type of one client's value.
-      has_data: Whether client data is in it other than as contributions of one clipping.
+    With `has_data`, client data is in it other than as contributions of one clipping.
     """
 
     intrinsic: str
@@ -38,13 +35,11 @@ class Aggregation:
 
 @dataclasses.dataclass(frozen=True)
 class PrivateRelease:
-    """Call of a registered release.
+    """Call of a registered release with noise multiplier z.
 
-    Attributes:
-      noise_multiplier: Noise multiplier z of the release.
-      value_type: Type of the sums that it makes private.
-      computations: SHA-256 of the computation that clips at the clients, and of the one that adds
-        the noise: those of equal clippings and mechanisms are equal.
+    `value_type` is that of the sums that it makes private. `computations` has SHA-256 of the
+    computation that clips at the clients, and of the one that adds the noise: those of equal
+    clippings and mechanisms are equal.
     """
 
     noise_multiplier: float

@@ -63,29 +63,22 @@ _READS_FRESH_BITS = b"TextLineDataset"  # Of `private_round.seeds`, in graphs of
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TaskFolder:
-    """A task whose signatures were verified.
+    """A task whose signatures were verified."""
 
-    Attributes:
-      path: Folder of the task.
-      signed: Signed plans with their approvals, as devices get them; that of the server without
-        its content.
-      server: Plan of the server, without `initialize`, which has the model's weights.
-      devices: Plans of devices, one for each runtime version that needs a variant of its own.
-      terms: Privacy terms of the task.
-      config: Options of the task.
-      words: Vocabulary of the model; None if it is not a language model of this package.
-      rule: Rule by which texts become words; None with `words`.
-      buckets: Names of the buckets of each histogram of a task that counts; None for a model.
-    """
-
-    path: pathlib.Path
+    path: pathlib.Path  # Folder of the task.
+    # Signed plans with their approvals, as devices get them; that of the server without its
+    # content.
     signed: plan_pb2.SignedTask
+    # Plan of the server, without `initialize`, which has the model's weights.
     server: plan_pb2.ServerPlan
+    # Plans of devices, one for each runtime version that needs a variant of its own.
     devices: tuple[plan_pb2.DevicePlan, ...]
-    terms: terms_lib.Terms
-    config: task_config.TaskConfig
+    terms: terms_lib.Terms  # Privacy terms of the task.
+    config: task_config.TaskConfig  # Options of the task.
+    # Vocabulary of the model; None if it is not a language model of this package.
     words: vocabulary.Vocabulary | None = None
-    rule: vocabulary.Rule | None = None
+    rule: vocabulary.Rule | None = None  # Rule by which texts become words; None with `words`.
+    # Names of the buckets of each histogram of a task that counts; None for a model.
     buckets: Mapping[str, Sequence[str]] | None = None
 
     @property
