@@ -42,8 +42,9 @@ def _load(name):
 
 def test_the_page_has_the_figures_that_are_committed():
     page = _load("page")
-    text = page.PAGE.read_text(encoding="utf-8")
-    assert page.render(text) == text, "run: python experiments/page.py"
+    for path in page.PAGES:
+        text = path.read_text(encoding="utf-8")
+        assert page.render(text) == text, "run: python experiments/page.py"
 
 
 _CONFIGS = sorted({*_FOLDER.glob("*.toml")} - {_FOLDER / "manifest.toml"})

@@ -33,9 +33,8 @@ class Mechanism:
       contribution: Largest L2 norm that one client adds, over the clip norm: above 1 if updates
         are encoded.
       publishes_clip_norm: Whether the measurement "clip_norm" is the norm a round clipped to.
-      count_stddev: With adaptive clipping, the standard deviation of the noise on the
-        number of clients below the estimate, before the division; measured as
-        "unclipped_fraction".
+      count_stddev: With adaptive clipping, the standard deviation of the noise on the number of
+        clients below the estimate, before the division; measured as "unclipped_fraction".
       encoding: Grid that updates are rounded to, if any.
       client_weight: Smallest weight with which a client counts in full, where clients have one.
       most_clients: Largest number of clients of weight 1 in a round whose sum is divided by

@@ -30,8 +30,8 @@ is the looser conversion that older papers used. Text output rounds up.
 With --sampling, clients are drawn by the server in secret, and the guarantee rests on that: no
 separation is promised. --neighbours and --group-of add a line for other neighbouring data sets.
 
-A run that goes on more than once from the state after a round, as from a backup, releases more:
-with --branches and --fork-at all figures are of all branches together.
+A run that goes on more than once from the state after a round, as from a backup, releases more.
+With --branches and --fork-at, all figures are for all branches together.
 """
 
 _EPILOG = """\
@@ -72,10 +72,8 @@ def add_parser(subparsers) -> None:
         type=float,
         required=True,
         metavar="Z",
-        help=(
-            "Standard deviation of the noise draws per unit of clip norm. With "
-            "adaptive clipping: the total z of updates and clip norm together."
-        ),
+        help="Standard deviation of the noise draws per unit of clip norm. With "
+        "adaptive clipping: the total z of updates and clip norm together.",
     )
     delta_flag.add(parser)
     sampling_flags.add_arguments(parser, mechanism_flags.add_arguments(parser))

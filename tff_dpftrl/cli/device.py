@@ -81,12 +81,9 @@ def add_parser(subparsers) -> None:
     filling.add_argument(
         "--add",
         metavar="FILE",
-        help=(
-            "File of texts to add, one a line, the newest last; - is standard "
-            "input. With --user, a corpus as for train --data. With --features, examples: JSON "
-            "lines of values by name, or a NumPy archive (.npz) of arrays whose first axis counts "
-            "examples."
-        ),
+        help="File of texts to add, one a line, the newest last; - is standard input. With --user, "
+        "a corpus as for train --data. With --features, examples: JSON lines of values by name, or "
+        "a NumPy archive (.npz) of arrays whose first axis counts examples.",
     )
     filling.add_argument(
         "--features",
@@ -116,10 +113,8 @@ def add_parser(subparsers) -> None:
     here.add_argument(
         "--state-folder",
         metavar="DIR",
-        help=(
-            "Folder for the record of this device's participations, and the plans that it keeps. "
-            "Default: FILE.device, beside the examples."
-        ),
+        help="Folder for the record of this device's participations, and the plans that it keeps. "
+        "Default: FILE.device, beside the examples.",
     )
     here.add_argument(
         "--once", action="store_true", help="Run one session for each population now, and end."
@@ -135,29 +130,23 @@ def add_parser(subparsers) -> None:
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help=(
-            "Time in seconds within which the first session begins, at random, so that devices "
-            "that start together do not check in together. Default: %(default)g."
-        ),
+        help="Time in seconds within which the first session begins, at random, so that devices "
+        "that start together do not check in together. Default: %(default)g.",
     )
     here.add_argument(
         "--eligible",
         choices=("always", "linux"),
         default="always",
-        help=(
-            "Condition for work: always, or while this machine is idle and on external power "
-            "(linux). Default: %(default)s."
-        ),
+        help="Condition for work: always, or while this machine is idle and on external power "
+        "(linux). Default: %(default)s.",
     )
     here.add_argument(
         "--max-load",
         type=float,
         default=0.5,
         metavar="X",
-        help=(
-            "With --eligible linux: largest load of other programs on an idle machine, in threads "
-            "a core. Default: %(default)g."
-        ),
+        help="With --eligible linux: largest load of other programs on an idle machine, in threads "
+        "a core. Default: %(default)g.",
     )
     here.add_argument("--verbose", action="store_true", help="Show the tracebacks of errors, too.")
 

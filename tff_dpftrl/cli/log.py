@@ -22,8 +22,8 @@ have them. Serve the folder as files, or put it into a public git repository.
 """
 
 _APPEND = """\
-Enter plans, privacy terms and statements into a log, and sign the new checkpoint. What was entered
-before is passed over. The log is verified before, and made if --name says how it is called.
+Enter plans, privacy terms and statements into a log, and sign the new checkpoint. Files that were
+entered before are skipped. The log is verified first; a new one is made if --name gives its name.
 """
 
 _APPEND_EPILOG = """\

@@ -75,10 +75,8 @@ def add_schema_arguments(parser: argparse.ArgumentParser) -> argparse._ActionsCo
         "--min-sep-gap",
         type=int,
         metavar="G",
-        help=(
-            "Least gap: number of rounds between two participations, B - 1, as in TensorFlow "
-            "Privacy and Gboard's tables."
-        ),
+        help="Least gap: number of rounds between two participations, B - 1, as in TensorFlow "
+        "Privacy and Gboard's tables.",
     )
     parser.add_argument(
         "--max-participations",
@@ -94,11 +92,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--error",
         choices=["max", "rms"],
-        help=(
-            "Noise to minimise: the largest of all prefix sums (max), or its root "
-            "mean square over rounds (rms). Default: max for blt, rms for the "
-            "others."
-        ),
+        help="Noise to minimise: the largest of all prefix sums (max), or its root mean square "
+        "over rounds (rms). Default: max for blt, rms for the others.",
     )
     parser.add_argument(
         "--buffers",

@@ -48,8 +48,8 @@ examples:
   tff-dpftrl noise-party --task tasks/nwp --folder party --plan-keys signing_key.pub \\
       --server-bundle device_bundle.json
 
-While it is away the task's rounds wait. Stop it at any time: no noise is given twice. An attempt
-that fails after it got its noise costs a round.
+While the party is away, the task's rounds wait. Stop it at any time: no noise is given twice. An
+attempt that fails after it got its noise costs a round.
 """
 
 _STATUS = """\

@@ -25,21 +25,21 @@ of them is recommended, with the commands that set it up. The noise is that in t
 averaged updates so far, per unit of clip norm; it stands for utility by a hypothesis. With
 --workload it is the noise in the models, per unit of clip norm and learning rate.
 
-Recommended is the plan with the fewest clients a round among those with no more noise than
-Gboard's production models. If there is none, or if the noise is the target, twice the clients
-a round, each device twice as often, must lower the noise (or mu, with which epsilon grows) by a
-fifth to be preferred.
+The recommended plan has the fewest clients a round among those with no more noise than Gboard's
+production models. If there is none, or if the noise is the target, a plan with twice the clients a
+round, and each device twice as often, is preferred only if it lowers the noise (or mu, with which
+epsilon grows) by a fifth.
 
-With --sampling, one party holds the data of --population clients and draws each round's in secret.
-Printed is the plan of least noise for each number of clients a round; with cyclic and b-min-sep,
-out of numbers of bands of correlated noise, up to 64 (--all prints those that were tried).
-There are as many bins as give so many clients a round, with a BLT: give --report-goals, each
-takes seconds.
+With --sampling, one party holds the data of --population clients and draws each round's clients in
+secret. For each number of clients a round, the plan with the least noise is printed. With cyclic
+and b-min-sep, it is the best of several numbers of bands of correlated noise, up to 64 (--all
+prints those that were tried). With bins, the number of bins follows from the number of clients a
+round, and the noise is a BLT's: give --report-goals, since each takes seconds.
 
-With --budget-shares, --target-epsilon is of all that leaves. A share of the budget is a share of
-the squared mu of the Gaussian mechanism that spends it all: these add up, epsilon does not. What
-is left is the weights', whose noise grows by a factor of 1 / sqrt(1 - shares), and some for the
-vocabulary's share of delta.
+With --budget-shares, --target-epsilon is for everything that the run releases. A share of the
+budget is a share of the squared mu of the Gaussian mechanism that spends it all. These quantities
+add up; epsilon does not. The weights get the rest: their noise grows by a factor of
+1 / sqrt(1 - shares), and some more for the vocabulary's share of delta.
 """
 
 _EPILOG = """\
@@ -134,18 +134,14 @@ def add_parser(subparsers) -> None:
         "--max-participations",
         type=int,
         metavar="K",
-        help=(
-            "Largest number of rounds of one device, at least as many as "
-            "population, report goal and rounds imply. Default: as many as fit."
-        ),
+        help="Largest number of rounds of one device, at least as many as "
+        "population, report goal and rounds imply. Default: as many as fit.",
     )
     parser.add_argument(
         "--mechanisms",
         metavar="NAME,...",
-        help=(
-            "Mechanisms to consider. Default: those that can be run and are "
-            "optimised in about a second, which leaves out bandmf."
-        ),
+        help="Mechanisms to consider. Default: those that can be run and are "
+        "optimised in about a second, which leaves out bandmf.",
     )
     parser.add_argument(
         "--parameters",
@@ -158,10 +154,8 @@ def add_parser(subparsers) -> None:
         "--secagg-inflation",
         type=float,
         metavar="F",
-        help=(
-            "Largest factor, such as 1.01, by which the rounding of secure "
-            "aggregation may inflate the clip norm. Default: no secure aggregation."
-        ),
+        help="Largest factor, such as 1.01, by which the rounding of secure "
+        "aggregation may inflate the clip norm. Default: no secure aggregation.",
     )
     parser.add_argument(
         "--noise-parties",

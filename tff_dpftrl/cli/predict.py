@@ -17,10 +17,9 @@ _DESCRIPTION = """\
 Print the words that a trained model expects next, with their probabilities.
 
 Texts are given as arguments, or one a line on standard input; at a terminal, type the
-beginning of a sentence and press Enter. The last word of a text is taken as whole. The
-model also knows two outcomes that are no words, and they are printed below the words: a
-word outside its vocabulary, and the end of the text. Of a text that is longer than the
-sequences that it was trained on, it reads the end.
+beginning of a sentence and press Enter. The last word of a text is taken as a whole word. Below the
+words, two other outcomes are printed: a word outside the vocabulary, and the end of the text. If a
+text is longer than the sequences that the model was trained on, its end is read.
 """
 
 _EPILOG = """\
@@ -86,9 +85,7 @@ def add_parser(subparsers) -> None:
         "--format",
         choices=("text", "jsonl"),
         default="text",
-        help=(
-            "Format of standard output: text, or one JSON object a text and line. Default: text."
-        ),
+        help="Format of standard output: text, or one JSON object a text and line. Default: text.",
     )
 
 

@@ -23,9 +23,9 @@ Nothing of it is private: whoever has the model may learn the text. By default t
 docstrings of Python's standard library. The model of the best epoch so far is kept at any
 time, so that Ctrl-C ends it early and loses only the epoch under way.
 
-Give it the --config of the run of `train`, or of `task new`, that is to follow: model, vocabulary
-and sequence length are taken from it, and its users' data are not read. A run of `finetune` takes
-all of these from the pretrained model: give them here.
+Give the --config of the run of `train`, or of `task new`, that is to follow. Model, vocabulary and
+sequence length are taken from it; its users' data are not read. A run of `finetune` takes all of
+these from the pretrained model: give them here.
 """
 
 _EPILOG = """\

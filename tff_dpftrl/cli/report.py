@@ -23,18 +23,18 @@ _DESCRIPTION = """\
 Write the privacy statement, the curves and the model of what a training run has committed
 so far, and print a summary.
 
-It works on interrupted and on finished runs, and on no data: the folder is enough. While
-`tff-dpftrl train` has the folder open it is refused; interrupt the run first, and go on
-with it afterwards (tff-dpftrl train --resume). The statement of a run that has not ended
-charges all rounds that it declared, since whoever ends it early has seen how it went.
+It works on interrupted and on finished runs, and reads no data: the folder is enough. A run that
+`tff-dpftrl train` has open is refused: interrupt it first, and go on with it afterwards (tff-dpftrl
+train --resume). The statement of a run that has not ended charges all rounds that it declared,
+since whoever ends it early has seen how it went.
 
---html writes all of it as one page: statement, curves, participation, what a recount found,
-options, files. It needs no other file, script or network, and holds only what may be published.
-Nothing else is written, unless the statement is missing or of fewer rounds than there are metrics
-of. --private adds exact figures of the training users, under a banner.
+--html writes all of it as one page: statement, curves, participation, findings of a recount,
+options, files. The page needs no other file, script or network, and holds only what may be
+published. Nothing else is written, unless the statement is missing or covers fewer rounds than the
+metrics do. --private adds exact figures of the training users, under a banner.
 
-A folder without private/, or of pretrain, sweep or task report, is not derived again: what is in
-it is summarised, and what is missing is said.
+The report of a folder without private/, or of pretrain, sweep or task report, is not made again.
+What is in the folder is summarised, and what is missing is named.
 """
 
 _EPILOG = """\

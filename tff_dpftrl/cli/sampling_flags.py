@@ -50,8 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser, replaces: Sequence[Any] = ())
         const=replaces,
         choices=samplings.SAMPLINGS,
         metavar="NAME",
-        help=f"Secret sampling of the cohorts. {rows}. The guarantee needs that nobody learns who was "
-        "drawn.",
+        help=f"Secret sampling of the cohorts. {rows}. The guarantee needs that nobody learns who "
+        "was drawn.",
     )
     for name, kind, letter, text in (
         (

@@ -125,11 +125,8 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "--secure-aggregation",
         action="store_true",
-        help=(
-            "Refuse tasks whose reports this server would see: all must be made "
-            "with task new --secure-aggregation. Such tasks use it with or without "
-            "this flag."
-        ),
+        help="Refuse tasks whose reports this server would see: all must be made with task new "
+        "--secure-aggregation. Such tasks use it with or without this flag.",
     )
     trust_flags.add_reviewers(parser, "Serve only tasks that were approved by (task approve)")
     listening = parser.add_argument_group("where it listens, and how it is known")
@@ -143,10 +140,8 @@ def add_parser(subparsers) -> None:
     listening.add_argument(
         "--server-folder",
         metavar="DIR",
-        help=(
-            "Folder of certificate and keys, which are made if missing. Default: "
-            "server, in the store's folder."
-        ),
+        help="Folder of certificate and keys, which are made if missing. Default: "
+        "server, in the store's folder.",
     )
     listening.add_argument(
         "--certificate", metavar="FILE", help="Custom certificate of the server, PEM."
@@ -159,10 +154,8 @@ def add_parser(subparsers) -> None:
         nargs="+",
         default=None,
         metavar="HOST",
-        help=(
-            "Host names and addresses in the certificate that is made. A certificate that was "
-            "made before must have them. Default: localhost 127.0.0.1."
-        ),
+        help="Host names and addresses in the certificate that is made. A certificate that was "
+        "made before must have them. Default: localhost 127.0.0.1.",
     )
     status_flags.add_arguments(parser)
     who = parser.add_argument_group("who is a device")
@@ -176,10 +169,8 @@ def add_parser(subparsers) -> None:
     who.add_argument(
         "--no-attestation",
         action="store_true",
-        help=(
-            "Accept devices without attestation. One program can then pose as any "
-            "number of devices."
-        ),
+        help="Accept devices without attestation. One program can then pose as any "
+        "number of devices.",
     )
     who.add_argument(
         "--attestation-roots",
@@ -207,9 +198,8 @@ def add_parser(subparsers) -> None:
         nargs="+",
         metavar="SHARE",
         help="Share of open sessions and of check-ins a second that is reserved for each "
-        "population, in the order of --population, at each Selector. Whoever comes first "
-        "gets the rest, so that one population cannot shut out another. Default: even shares "
-        "of one half.",
+        "population, in the order of --population, at each Selector. Whoever comes first gets the "
+        "rest, so that one population cannot shut out another. Default: even shares of one half.",
     )
     pace = parser.add_argument_group("how often devices come")
     pace.add_argument(
@@ -217,31 +207,25 @@ def add_parser(subparsers) -> None:
         type=float,
         nargs="+",
         metavar="N",
-        help=(
-            "Approximate number of devices of each population that are available at a time, in "
-            "the order of --population, to begin with. Check-ins soon correct a number that is "
-            "too low. Default: the tasks' num_devices."
-        ),
+        help="Approximate number of devices of each population that are available at a time, in "
+        "the order of --population, to begin with. Check-ins soon correct a number that is "
+        "too low. Default: the tasks' num_devices.",
     )
     pace.add_argument(
         "--availability",
         metavar="CURVE",
-        help=(
-            "Relative numbers of available devices at each full hour of UTC, to begin with: 24 "
-            "numbers separated by commas, or a file with them. Default: the same at all hours. "
-            "The server learns both from check-ins within days (with --engine ray it keeps to "
-            "what it is given)."
-        ),
+        help="Relative numbers of available devices at each full hour of UTC, to begin with: 24 "
+        "numbers separated by commas, or a file with them. Default: the same at all hours. "
+        "The server learns both from check-ins within days (with --engine ray it keeps to "
+        "what it is given).",
     )
     pace.add_argument(
         "--round-seconds",
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help=(
-            "Approximate length of a round in seconds. Enough devices for one round are asked to "
-            "come in this time. Default: %(default)g."
-        ),
+        help="Approximate length of a round in seconds. Enough devices for one round are asked to "
+        "come in this time. Default: %(default)g.",
     )
     pace.add_argument(
         "--most-over-selection",
@@ -268,19 +252,15 @@ def add_parser(subparsers) -> None:
     machines.add_argument(
         "--ray-address",
         metavar="HOST:PORT",
-        help=(
-            "Address of the Ray cluster, or auto for the cluster that this machine is a node of. "
-            "Default: Ray is started on this machine, on loopback, and ends with this command."
-        ),
+        help="Address of the Ray cluster, or auto for the cluster that this machine is a node of. "
+        "Default: Ray is started on this machine, on loopback, and ends with this command.",
     )
     machines.add_argument(
         "--selectors",
         type=int,
         metavar="N",
-        help=(
-            "Number of processes that devices connect to, on the port of --address and the next "
-            "ones. Host 0.0.0.0 is the address of the node. Default: 2."
-        ),
+        help="Number of processes that devices connect to, on the port of --address and the next "
+        "ones. Host 0.0.0.0 is the address of the node. Default: 2.",
     )
     machines.add_argument(
         "--workers", type=int, metavar="N", help="Number of processes that sum reports. Default: 2."
@@ -288,10 +268,8 @@ def add_parser(subparsers) -> None:
     machines.add_argument(
         "--detach",
         action="store_true",
-        help=(
-            "Leave the server running at Ctrl-C, without the status page. The same "
-            "command finds it again; without --detach, its Ctrl-C stops the server."
-        ),
+        help="Leave the server running at Ctrl-C, without the status page. The same "
+        "command finds it again; without --detach, its Ctrl-C stops the server.",
     )
     machines.add_argument(
         "--stop",

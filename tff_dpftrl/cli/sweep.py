@@ -118,21 +118,16 @@ def add_parser(subparsers) -> None:
         type=int,
         default=1,
         metavar="J",
-        help=(
-            "Number of cells to run at a time. Each takes its own memory; all share "
-            "the cores. Default: 1."
-        ),
+        help="Number of cells to run at a time. Each takes its own memory; all share "
+        "the cores. Default: 1.",
     )
     group = parser.add_argument_group("from the sweep to production (needs an axis of noise)")
     group.add_argument(
         "--target-accuracy",
         type=float,
         metavar="A",
-        help=(
-            "Mean top-1 accuracy on held-out users that is good enough, between 0 and 1. Plans "
-            "are made, as by `tff-dpftrl plan`, with the largest noise multiplier that reaches "
-            "it."
-        ),
+        help="Mean top-1 accuracy on held-out users that is good enough, between 0 and 1. Plans "
+        "are made, as by `tff-dpftrl plan`, with the largest noise multiplier that reaches it.",
     )
     group.add_argument(
         "--population",
@@ -144,12 +139,10 @@ def add_parser(subparsers) -> None:
     group.add_argument(
         "--select",
         metavar="TEXT",
-        help=(
-            "Criterion of the choice. Public text by user, as a file or 'standard-library': the "
-            "run whose model needs the fewest bits per character of it is chosen. 'metrics': the "
-            "run with the least loss of those that --metrics-epsilon releases. --target-epsilon "
-            "is that of the whole."
-        ),
+        help="Criterion of the choice. Public text by user, as a file or 'standard-library': the "
+        "run whose model needs the fewest bits per character of it is chosen. 'metrics': the "
+        "run with the least loss of those that --metrics-epsilon releases. --target-epsilon "
+        "is that of the whole.",
     )
     group.add_argument(
         "--select-runs",

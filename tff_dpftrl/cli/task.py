@@ -144,18 +144,14 @@ def _add_new(parts) -> None:
     parser.add_argument(
         "--evaluates",
         metavar="TASK",
-        help=(
-            "Folder of a task whose model the new task evaluates. Options that are not given are "
-            "that task's."
-        ),
+        help="Folder of a task whose model the new task evaluates. Options that are not given are "
+        "that task's.",
     )
     parser.add_argument(
         "--grid",
         metavar="NAME=VALUE,...",
-        help=(
-            "Option and its values: one task is made for each value. Folders and tasks are named "
-            "by the value."
-        ),
+        help="Option and its values: one task is made for each value. Folders and tasks are named "
+        "by the value.",
     )
     parser.add_argument(
         "--builder",

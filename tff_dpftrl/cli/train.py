@@ -15,13 +15,18 @@ from tff_dpftrl.training import config as config_lib
 _DESCRIPTION = """\
 Train a next-word model with federated learning and DP-FTRL, and state its privacy.
 
-The output folder receives privacy_statement.md and .json, which may be published; model.npz, which
-may be if the statement has a guarantee; vocabulary.json, which may be if its words may be seen;
-config.json; metrics.csv and curves.png, of the held-out users. Its folder private/ is for the
-operator's eyes only: metrics.csv, curves.png and TensorBoard events with exact figures of the
-training users, and checkpoints with the noise's seed and the ledger of participation, which
---resume and `tff-dpftrl report` need; whoever reads them can undo the privacy of the run.
-docs/reference/results_folder.md explains every file.
+The output folder receives:
+
+  privacy_statement.md, .json   may be published
+  model.npz                     may be published if the statement has a guarantee
+  vocabulary.json               may be published if its words may be seen
+  config.json
+  metrics.csv, curves.png       of the held-out users
+
+Its folder private/ is for the operator's eyes only: whoever reads it can undo the privacy of the
+run. It holds metrics.csv, curves.png and TensorBoard events with exact figures of the training
+users. It also holds checkpoints with the noise's seed, and the ledger of participation, which
+--resume and `tff-dpftrl report` need. docs/reference/results_folder.md explains every file.
 
 Ctrl-C loses nothing but the round that is being run.
 """

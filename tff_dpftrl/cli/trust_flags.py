@@ -21,26 +21,20 @@ def add_arguments(group: argparse._ArgumentGroup, *, attests: bool = True) -> No
     group.add_argument(
         "--server-folder",
         metavar="DIR",
-        help=(
-            "Folder of a server on this machine, as `tff-dpftrl serve` prints it. The server's "
-            "address, its certificate and all keys are taken from it, in place of the following "
-            "flags."
-        ),
+        help="Folder of a server on this machine, as `tff-dpftrl serve` prints it. The server's "
+        "address, its certificate and all keys are taken from it, in place of the following flags.",
     )
     group.add_argument(
         "--server-bundle",
         metavar="FILE",
         help="File device_bundle.json of the server's folder, in place of --server, --population, "
-        "--server-certificate, --plan-keys and --issuers, which overrule it. It holds no "
-        "secret.",
+        "--server-certificate, --plan-keys and --issuers, which overrule it. It holds no secret.",
     )
     group.add_argument(
         "--server",
         metavar="HOST:PORT",
-        help=(
-            "Address of the server, or several addresses of one server, separated by commas. A "
-            "device tries a random one, and another one if it does not answer."
-        ),
+        help="Address of the server, or several addresses of one server, separated by commas. A "
+        "device tries a random one, and another one if it does not answer.",
     )
     group.add_argument(
         "--server-certificate",
@@ -65,31 +59,24 @@ def add_arguments(group: argparse._ArgumentGroup, *, attests: bool = True) -> No
     group.add_argument(
         "--attestation-key",
         metavar="FILE",
-        help=(
-            "Private key of the issuer of attestation tokens (attestation_issuer of the "
-            "server's folder), for demonstrations only: its owner can pose as any number of "
-            "devices. With --attestation-chain, the device's own private key. Default: no token is "
-            "sent."
-        ),
+        help="Private key of the issuer of attestation tokens (attestation_issuer of the server's "
+        "folder), for demonstrations only: its owner can pose as any number of devices. With "
+        "--attestation-chain, the device's own private key. Default: no token is sent.",
     )
     group.add_argument(
         "--attestation-chain",
         metavar="FILE",
         help="Certificates (PEM) of a platform, for a server with --attestation-roots: the "
-        "certificate of --attestation-key, then those of the authorities above it, without "
-        "the root. The server sees them: they must be of a large batch of devices, not of "
-        "this one.",
+        "certificate of --attestation-key, then those of the authorities above it, without the "
+        "root. The server sees them: they must be of a large batch of devices, not of this one.",
     )
     group.add_argument(
         "--issuers",
         nargs="+",
         default=[],
         metavar="FILE",
-        help=(
-            "Public keys of issuers of attestation tokens that other devices are "
-            "checked against, in tasks that do not trust the server. Default: that "
-            "of --attestation-key."
-        ),
+        help="Public keys of issuers of attestation tokens that other devices are checked against, "
+        "in tasks that do not trust the server. Default: that of --attestation-key.",
     )
 
 

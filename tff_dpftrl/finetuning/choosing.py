@@ -77,7 +77,6 @@ class Chosen:
     """Sampling and noise of a run.
 
     Attributes:
-      group_size: Group size G, a number of examples.
       reasons: Reasons of the choices, line by line; exact figures of the users may be in them.
       facts: Parameters that the statement reports of the choices.
       not_covered: Data accesses for the choices that ε does not cover, a sentence each.

@@ -45,13 +45,11 @@ to predict is 0 with gradient 0.
 
 
 class PerUnit(NamedTuple):
-    """Measurements of the units: exact figures, neither clipped nor noised.
+    """Measurements of the units: exact figures, neither clipped nor noised, float64, shape [units].
 
     Attributes:
-      norms: Norms of the gradients before clipping, float64, shape [units]; infinite where
-        a gradient is not finite.
-      losses: Mean losses of the units' rows, which were differentiated, float64, shape
-        [units]; 0 of a unit without rows.
+      norms: Norms of the gradients before clipping; infinite where a gradient is not finite.
+      losses: Mean losses of the units' rows, which were differentiated; 0 of a unit without rows.
     """
 
     norms: tf.Tensor | np.ndarray

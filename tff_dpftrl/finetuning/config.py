@@ -54,8 +54,7 @@ class FinetuningConfig(language_config.TextConfig):
     trained_on: str | None = _option(
         None,
         "Text that the weights of a checkpoint were trained on, in a few words. You thereby "
-        "declare it to be public, and the statement names it. Default: the statement has a "
-        "caveat.",
+        "declare it to be public, and the statement names it. Default: the statement has a caveat.",
         "model",
     )
     sequence_length: int | None = _option(
@@ -76,13 +75,12 @@ class FinetuningConfig(language_config.TextConfig):
 
     sampling: Sampling = _option(
         "auto",
-        "Unit that is sampled in secret, or turns that users take. With independent noise: "
-        "example (ELS: examples of a pool), user (ULS: users, some examples of each), or auto, "
-        "whichever promises less noise for the gradients' size. With correlated noise (DP-FTRL): "
-        "passes, where nothing is sampled and users take turns. With both, for the least noise: "
-        "cyclic (groups of users take turns, and are sampled at their group's), bins (each user "
-        "has a place in all passes), or b-min-sep (users are sampled, but not again for some "
-        "steps).",
+        "Unit that is sampled in secret, or turns that users take. With independent noise: example "
+        "(ELS: examples of a pool), user (ULS: users, some examples of each), or auto, whichever "
+        "promises less noise for the gradients' size. With correlated noise (DP-FTRL): passes, "
+        "where nothing is sampled and users take turns. With both, for the least noise: cyclic "
+        "(groups of users take turns, and are sampled at their group's), bins (each user has a "
+        "place in all passes), or b-min-sep (users are sampled, but not again for some steps).",
         "fine-tuning",
     )
     sampled_unit: SampledUnit = _option(

@@ -278,8 +278,7 @@ def finetune(
     Errors about `row_losses` follow from examples of the users: they are for the operator's eyes.
 
     Args:
-      output: Folder of the run; of one that was interrupted, to go on with it by the same
-        call.
+      output: Folder of the run; of one that was interrupted, to go on with it by the same call.
       model: Losses and initial weights.
       examples: The users and their examples.
       plan: Sampling and noise, as `plan.make_plan` made them for these users; or correlated noise,

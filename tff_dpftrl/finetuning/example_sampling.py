@@ -5,14 +5,13 @@ each user puts at most G examples into a pool, once, and every example of the po
 a step with probability p. *User-level sampling* (ULS, Algorithm 2): every user is in a
 step with probability q, with at most G examples that are drawn anew in every step.
 
-Privacy rests on four things, all of them here. The samples are Poisson: independent and
-of any size, empty ones included. A user's choice of examples is a function of the seed,
-the user, the step (ULS) and the user's own number of examples, and of nothing else: no
-other user's data moves it. No user has more than G examples in the pool or in a step,
-which is checked where they are chosen and again where a batch is made. And the seed
-stays secret: take it from `runs.cohort_seed`, and publish neither it nor the batches.
-All randomness is SHAKE-256 of the seed, so that a step that is repeated after a crash
-has the same batch, whatever the version of NumPy.
+Privacy rests on four things, all of them here. The samples are Poisson: independent and of any
+size, empty ones included. A user's choice of examples is a function of the seed, the user, the step
+(ULS) and the user's own number of examples, and of nothing else: no other user's data moves it. No
+user has more than G examples in the pool or in a step, which is checked where they are chosen and
+again where a batch is made. And the seed stays secret: take it from `runs.cohort_seed`, and publish
+neither it nor the batches. All randomness is SHAKE-256 of the seed, so that a step that is repeated
+after a crash has the same batch, whatever the version of NumPy.
 """
 
 from __future__ import annotations
@@ -127,7 +126,6 @@ class Contributions(abc.ABC):
       group_size: G, the largest number of examples of one user in the pool (ELS) or in a step
         (ULS).
       sampling_probability: p of an example (ELS) or q of a user (ULS) in one step, in (0, 1].
-      num_steps: T.
     """
 
     def __init__(

@@ -247,10 +247,8 @@ def booked_losses(
 class OfLosses:
     """Clipped sums of any model's losses: in one pass where its uses of weights are known.
 
-    It is a `clipped_sums.ClippedSum`. `choose` is called first, or the choice is by shapes alone.
-
-    Attributes:
-      way: How gradients are clipped, and why, in a sentence; None before the choice.
+    It is a `clipped_sums.ClippedSum`. Call `choose` first, or the choice is by shapes alone. `way`
+    says how gradients are clipped, and why; None before the choice.
     """
 
     def __init__(

@@ -192,12 +192,7 @@ def probe(
 
 @dataclasses.dataclass(frozen=True)
 class GradientNorms:
-    """L(G), the typical norm of the mean of at most G gradients of one user.
-
-    Attributes:
-      group_sizes: The G for which it is known, increasing.
-      norms: L for each of them, above 0, shape [group sizes].
-    """
+    """L(G) > 0, the typical norm of the mean of at most G gradients of a user, for some G."""
 
     group_sizes: tuple[int, ...]
     norms: tuple[float, ...]
@@ -245,11 +240,9 @@ class GradientNorms:
 
 @dataclasses.dataclass(frozen=True)
 class Doubling:
-    """Step of Estimate-and-Double.
+    """Step of Estimate-and-Double, from a group size G and a cohort size M.
 
     Attributes:
-      group_size: G before it.
-      cohort_size: M before it.
       tau_group: τ_G, the factor that twice the group size has on the gradient's norm.
       tau_cohort: τ_M, the factor that twice the cohort has on the noise; inf if there are not so
         many users.
@@ -353,21 +346,6 @@ def best_split(
         (Split(g, m, gradient_norm(g) * noise_multiplier(m) / m) for g, m in options),
         key=lambda split: split.noise,
     )
-
-
-def random_split(
-    gradient_norm: Callable[[int], float],
-    noise_multiplier: Callable[[int], float],
-    *,
-    compute_budget: int,
-    seed: int,
-    num_users: int | None = None,
-    smallest_cohort: int = SMALLEST_COHORT,
-) -> Split:
-    """Draws one of all splits, each as likely, as a baseline; see `estimate_and_double`."""
-    options = splits(compute_budget, num_users=num_users, smallest_cohort=smallest_cohort)
-    g, m = options[np.random.default_rng(seed).integers(len(options))]
-    return Split(g, m, gradient_norm(g) * noise_multiplier(m) / m)
 
 
 def _num_doublings(compute_budget: int, smallest_cohort: int, num_users: int | None) -> int:

@@ -23,8 +23,7 @@ from tff_dpftrl.training import corpus, language_config, options, warm_start
 class OpenedRun:
     """Fine-tuning run that can go on as far as could be checked without TensorFlow.
 
-    Attributes:
-      known: Manifest of a run that has begun; None for a new run.
+    `known` is the manifest of a run that has begun; None for a new run.
     """
 
     output: pathlib.Path

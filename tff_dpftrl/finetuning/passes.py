@@ -94,10 +94,9 @@ class Passes:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedPasses:
-    """Passes with their noise, to be compared with sampling.
+    """Passes with the σ that meets the target, to be compared with sampling.
 
     Attributes:
-      noise_multiplier: σ that meets the target.
       epsilon: ε of the whole run.
       participations: Most steps of one user.
       noise_of_average: Standard deviation, for a clip norm of 1, of independent noise of a step's

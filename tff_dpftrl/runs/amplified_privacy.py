@@ -54,9 +54,7 @@ CHOSEN = "bandtoep"
 class Pool:
     """Examples of all clients, each sampled and clipped by itself at its client's turn.
 
-    Attributes:
-      size: Number of examples.
-      of_client: Largest number of examples of one client.
+    `of_client` is the largest number of examples of one client.
     """
 
     size: int

@@ -282,8 +282,7 @@ class CommittedRounds:
           The state that the ledger committed to last, and the values that were kept with it.
 
         Raises:
-          checkpoint.CheckpointError: If it is missing or damaged, or bound to something
-            else.
+          checkpoint.CheckpointError: If it is missing or damaged, or bound to something else.
         """
         snapshot, saved = self.read()
         _check_noise_part(snapshot, self._noise_part)
@@ -345,8 +344,7 @@ class CommittedRounds:
           round_index: The round that was begun.
           state: State that the next round continues from.
           saved: Values to keep with the state; JSON-compatible.
-          contributed: Ids of the users whose updates entered the sum; the whole cohort
-            if None.
+          contributed: Ids of the users whose updates entered the sum; the whole cohort if None.
 
         Raises:
           ValueError: If `begin` was not called for this round.
@@ -382,5 +380,7 @@ def _check_noise_part(snapshot: checkpoint.Snapshot, noise_part: str | None) -> 
 
 
 def _checkpoints(folder: pathlib.Path, binding: str) -> checkpoint.CheckpointFolder:
-    bound = f"noise version {private_round.STATE_VERSION}, {binding}"
-    return checkpoint.CheckpointFolder(folder / _CHECKPOINTS, binding=bound)
+    """Binds states to the version of the noise: earlier versions refuse those of a new run."""
+    versions = range(private_round.NOISE_VERSION, private_round.STATE_VERSION - 1, -1)
+    bound, *older = (f"noise version {version}, {binding}" for version in versions)
+    return checkpoint.CheckpointFolder(folder / _CHECKPOINTS, binding=bound, older=older)

@@ -24,11 +24,10 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """Column of the table: its name in the header, and its meaning in a few words.
+    """Column of the table.
 
-    Attributes:
-      is_exact: Whether it is an exact figure of data that the run protects, computed without noise,
-        which no privacy statement covers.
+    `is_exact` marks an exact figure of data that the run protects, computed without noise, which no
+    privacy statement covers.
     """
 
     name: str

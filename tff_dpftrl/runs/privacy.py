@@ -1,8 +1,7 @@
 """The privacy plan of a run: mechanism, noise, cohorts, ε and statement, all in one place.
 
-A run describes the privacy it wants in a small frozen `Privacy`, which makes a
-`PrivacyPlan` for a population. Everything that concerns privacy is asked of the plan:
-what is claimed is what is run.
+A run describes the privacy it wants in a small frozen `Privacy`, which makes a `PrivacyPlan` for a
+population. Everything that concerns privacy is asked of the plan: what is claimed is what is run.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ class Schedule:
 
     Attributes:
       unit: Name of a round in messages: "round", or "step" in fine-tuning.
-      eval_every: Number of rounds between evaluations.
       max_epsilon: ε above which no round begins; None for no such budget.
       stop_at_accuracy: Held-out accuracy at which the run ends; None if accuracy never ends it.
       accuracy: Column of `metrics.csv` with this accuracy, which decides about the best model, too.

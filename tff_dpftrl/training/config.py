@@ -1,8 +1,7 @@
 """The one frozen description of a training run.
 
-Flags of `tff-dpftrl train`, keys of a TOML file and the resolved `config.json`
-of a run are all the fields of `TrainingConfig`: what is claimed and what is run
-cannot drift apart.
+Flags of `tff-dpftrl train`, keys of a TOML file and the resolved `config.json` of a run are all the
+fields of `TrainingConfig`: what is claimed and what is run cannot drift apart.
 """
 
 from __future__ import annotations

@@ -86,11 +86,8 @@ class TextOptions(UserOptions):
 class RunText:
     """Text by user, in two parts, and the vocabulary.
 
-    Attributes:
-      train: The training users, the ones who are protected.
-      held_out: Users who never train.
-      words: The vocabulary.
-      num_untouched: Number of users who are kept for a test, and not used.
+    Training users are protected; held-out users never train. `num_untouched` users are kept for a
+    test, and not used.
     """
 
     train: user_text.UserText

@@ -39,12 +39,8 @@ _COUNTED = 2**19  # Sequences that n-grams are counted on, at most: more take gi
 class TextFacts:
     """Exact figures of the text of the users who are protected: for the operator's eyes only.
 
-    Attributes:
-      num_users: Number of training users.
-      num_users_without_text: Number of training users without a word, who train on nothing.
-      num_sequences: Number of sequences of the training users.
-      num_words: Number of words in the sequences.
-      oov_share: Share of the words that are not in the vocabulary.
+    Users without text have no word and train on nothing. `oov_share` is the share of the words that
+    are not in the vocabulary.
     """
 
     num_users: int
@@ -66,8 +62,6 @@ class TextTask:
       num_held_out_users: Number of users that the held-out rows were taken from.
       targets_per_character: Number of targets for each character of the held-out users' text.
       num_untouched_users: Number of users who are kept for a test, and not used.
-      words: The vocabulary.
-      model: The model.
       held_out_text: Sequences of all held-out users.
     """
 

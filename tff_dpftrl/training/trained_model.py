@@ -267,12 +267,8 @@ class TrainedModel:
 class TrainedFiles:
     """The files of a trained model, of which the small one has been read.
 
-    Attributes:
-      model_path: The file of the model.
-      words: The vocabulary.
-      rule: Tokenizer that splits text into words.
-      checkpoint: The checkpoint in Hugging Face's layout that holds the model; None if it is in
-        `model_path`.
+    `checkpoint` is the checkpoint in Hugging Face's layout that holds the model; None if it is in
+    `model_path`.
     """
 
     model_path: pathlib.Path
