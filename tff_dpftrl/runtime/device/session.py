@@ -72,8 +72,7 @@ class Work:
     # Participation limits of the plan; None for work that needs no timer, such as an evaluation
     # without a statement.
     rule: participation_timer.ParticipationRule | None
-    # Buckets of the participation histograms; None without `rule`.
-    buckets: histograms.ParticipationBuckets | None
+    buckets: histograms.ParticipationBuckets | None  # None without `rule`.
     plan: Any = dataclasses.field(repr=False)  # Verified plan and model, for `SessionSteps.train`.
 
     def __post_init__(self):
@@ -192,8 +191,7 @@ class SessionReport:
 
     shape: str  # Events of the session, one of `session_shape.SHAPES`.
     seconds: float  # Duration in seconds, rounded up to two significant digits.
-    # Peak memory of this process since its start, rounded up to two significant digits.
-    peak_memory_bytes: int
+    peak_memory_bytes: int  # Peak of this process, rounded up to two significant digits.
     # Versions of this package, Python, the operating system and the caller's further components, by
     # name. They must not differ between devices of one kind.
     versions: dict[str, str]

@@ -43,17 +43,14 @@ class ReportLimits:
     # L2 norm that the update is clipped to. For a norm that the process learns, the name of the
     # broadcast scalar that holds it. None if the update is not clipped.
     clip_norm: float | str | None = None
-    # Encoding of the update for secure sums; None if it is summed as it is.
-    encoding: grid.GridEncoding | None = None
+    encoding: grid.GridEncoding | None = None  # Encoding for secure sums; None if there is none.
     # Largest value of each metric in one report, by the last parts of its label; such a metric is
     # never negative. Where metrics are summed securely, the largest integer that encodes it. Other
     # metrics are cut to `LARGEST_METRIC`, or less where the sum of `most_reports` has no room for
     # that.
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    # Whether a metric that `metrics` does not name is refused instead.
-    names_all_metrics: bool = False
+    names_all_metrics: bool = False  # Whether a metric that is not in `metrics` is refused instead.
     most_reports: int = 100_000  # Largest number of reports in one sum.
-    # Grids of the histograms in a report, by the names of their metrics.
     grids: Mapping[str, metric_grid.MetricGrid] = dataclasses.field(default_factory=dict)
 
     @property

@@ -40,11 +40,9 @@ class Endpoint:
     certificate: str | os.PathLike[str]  # File of the server's certificate in PEM.
     key: str | os.PathLike[str]  # File of the certificate's private key in PEM.
     _: dataclasses.KW_ONLY
-    # Verifier of devices' tokens; with None, every connection counts as a device.
-    attestation: attestation_lib.Attestation | None
+    attestation: attestation_lib.Attestation | None  # None: every connection is a device.
     limits: limits_lib.Limits = limits_lib.Limits()  # Limits on what devices may use.
-    # Host and port to listen on; with port 0, any free port.
-    address: str = addresses.DEFAULT_ADDRESS
+    address: str = addresses.DEFAULT_ADDRESS  # Host and port to listen on; port 0: any free one.
     # Names under which devices may know the server, for their tokens; those in the certificate if
     # empty.
     names: Sequence[str] = ()
@@ -230,8 +228,8 @@ class Server:
     def _yields(self, population: str) -> bool:
         """Returns whether another server leads a population whose name is before this one's.
 
-        Otherwise two servers might lead one population each for ever, where devices find only one
-        of them: that can happen once both live, since one was stopped for longer than its leases.
+        Otherwise two servers, one of which was stopped for longer than its leases, might each lead
+        one population for ever. Devices find only one of the two.
         """
         engine = self._engine
         return engine is not None and any(

@@ -36,8 +36,7 @@ class Language:
 
     words: vocabulary.Vocabulary
     rule: vocabulary.Rule  # Rule by which texts become words.
-    # Weights of an earlier model to begin with; None for random ones.
-    initial_weights: warm_start.InitialWeights | None
+    initial_weights: warm_start.InitialWeights | None  # None for random ones.
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

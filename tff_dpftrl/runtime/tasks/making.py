@@ -62,13 +62,11 @@ class _Parts:
     definition: definition_lib.TaskDefinition  # Model, examples and bounds of metrics.
     model: own_model.Model  # The model, as TFF takes it.
     num_parameters: int  # Number of its trainable weights.
-    # Largest entry of each tensor of metrics, as it is summed, by its path.
-    largest_metrics: Mapping[str, float]
+    largest_metrics: Mapping[str, float]  # Largest entry of each summed metrics tensor, by path.
     proxies: Sequence[Sequence[bytes]]  # Serialized examples of each simulated device.
     tests: predicates.Predicates  # What the task has to show on them.
     config: task_config.TaskConfig  # All options, resolved.
-    # Grids of the metrics of which order statistics are recorded, by name.
-    grids: metric_sums.Grids
+    grids: metric_sums.Grids  # Grids of the metrics with recorded order statistics, by name.
 
     @property
     def has_own_algorithm(self) -> bool:
@@ -247,7 +245,7 @@ def _secure_terms(config: task_config.TaskConfig) -> terms_lib.SecureAggregation
 
 
 def _listed(specs: Mapping[str, tf.TensorSpec]) -> str:
-    """Lists metrics, as in "loss (2 numbers)", with the entries of the sums that they are from."""
+    """Lists metrics, as in "loss (2 numbers)", with the entries of their sums."""
     counts: collections.Counter[str] = collections.Counter()
     for path, spec in specs.items():
         counts[path.partition("/")[0]] += spec.shape.num_elements()

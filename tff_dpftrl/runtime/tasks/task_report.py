@@ -92,10 +92,8 @@ class TaskReport:
     """Results of a task."""
 
     rows: Sequence[Mapping[str, Any]]  # Metrics, one row for each committed round.
-    # Privacy statement; None for an evaluation task.
-    statement: statement_lib.PrivacyStatement | None
-    # Metrics of the model on users who never train; None if they were not measured.
-    held_out: Mapping[str, float] | None
+    statement: statement_lib.PrivacyStatement | None  # None for an evaluation task.
+    held_out: Mapping[str, float] | None  # Metrics on users who never train, if measured.
     summary: str  # Outcome in a few lines.
 
 
