@@ -17,7 +17,7 @@ _CHECK = "check that a Coordinator leads"
 
 
 class Selector(actor.Actor):
-    """Chooses among the devices that connect to it: evenly among addresses, then at random.
+    """Chooser among the devices that connect to it: evenly among addresses, then at random.
 
     At most as many devices wait as the next round wants. A further device then takes the place of
     one whose network address has more waiting devices. Among addresses with equally many, reservoir

@@ -1,6 +1,6 @@
 """Operations of TensorFlow that a plan may ask a device to run.
 
-All compute with what they are given. None reads or writes a file, talks to anybody, prints,
+All compute from their inputs. None reads or writes a file, talks to anybody, prints,
 calls Python, keeps something under a name that outlives the run, or loads code.
 """
 

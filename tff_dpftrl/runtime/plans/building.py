@@ -261,7 +261,7 @@ def _device_graph(
 ) -> plan_pb2.Graph:
     """Joins parsing, batches, work and cutting of metrics in one graph.
 
-    The graph may get more tensors than it takes.
+    The graph may get more tensors than it uses.
     """
     own_specs = [_EXAMPLES_SPEC, _SEED_SPEC][: 1 + pipeline.shuffle]
     data = compiled_process.data_graph(
@@ -353,7 +353,7 @@ def _prepare_like(prepare: plan_pb2.Graph, broadcast: Sequence[plan_pb2.Tensor])
 
 
 def _in_any_round(label: str) -> str:
-    """Returns the label of a weight without what rounds of some kind put before it."""
+    """Returns the label of a weight without the prefix that some kinds of rounds add."""
     parts = label.split("/")
     first = next((i for i, part in enumerate(parts) if part in _WEIGHTS), 0)
     return "/".join(parts[first:])
@@ -429,7 +429,7 @@ def _access(access: federated_round.Access) -> plan_pb2.Graph:
 
 
 def _check_noise(name: str, graph: plan_pb2.Graph) -> None:
-    """Refuses a part of the server that draws random numbers which no seed of a state has made."""
+    """Refuses a part of the server whose random numbers do not come from a seed of the state."""
     graph_def = tf.compat.v1.GraphDef.FromString(graph.graph_def)
     drawn = large_fills.OPS
     if name in ("finish", "skip") and entropy.is_of_the_system(graph_def):

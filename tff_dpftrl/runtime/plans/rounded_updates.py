@@ -1,7 +1,7 @@
 """Updates as integers of 16 bits: a quarter of the bytes, and no update gets longer.
 
 A tensor x of d entries becomes integers q, the entries of 32767 x / max|x| rounded to the nearest
-one, and one scale s. Whoever reads them takes s q for x.
+one, and one scale s. The reader takes s q for x.
 
 **Guarantee.** Rounding may lengthen a vector. Therefore the scale is not max|x| / 32767, but the
 smaller of that and ‖x‖ / ‖q‖, times 1 - 2e-7: so ‖s q‖ ≤ ‖x‖ for each tensor. An update that was

@@ -131,7 +131,7 @@ class ServerWork:
     def add(self, sums: Sums, update: Sequence[np.ndarray], *, keeps_sums: bool = True) -> Sums:
         """Adds an update that `check_update` accepted.
 
-        Unless `keeps_sums`, these change, and no second copy of them is made.
+        Unless `keeps_sums`, the sums change in place, without a second copy.
         """
         plain = self.load().accumulate(
             sums[: self._num_plain], update[: self._num_added], keeps_sums

@@ -52,9 +52,9 @@ class RemoteActors:
         return False
 
     def spawn(self, parent: str, address: str, role: Any) -> bool:
-        """Spawns an actor of another process; called for every `Spawn`. Returns whether it is one.
+        """Spawns an actor in another process if it belongs there; returns whether it does.
 
-        If it does not, the engine spawns it here.
+        Otherwise the engine spawns the actor here.
         """
         del parent, address, role
         return False

@@ -177,8 +177,7 @@ class ServerFolder:
     def write_endpoint(self, devices: str, status_page: str) -> None:
         """Writes the addresses of the running server; `remove_endpoint` removes them.
 
-        Several HOST:PORT of the devices' service are separated by commas; the status page has a
-        URL.
+        Several HOST:PORT of the devices' service are separated by commas.
         """
         written = {"devices": devices, "status_page": status_page}
         durable_files.write(self.endpoint, (json.dumps(written) + "\n").encode())

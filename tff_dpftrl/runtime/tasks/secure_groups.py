@@ -232,7 +232,7 @@ class SecureGroups:
             self._refuse_neighbours(k)
 
     def _check_complete(self) -> None:
-        """Refuses what does not fit groups in which each device shares secrets with all others."""
+        """Refuses options that do not fit groups in which each device shares secrets with all."""
         if self._largest_group > LARGEST_COMPLETE:
             remedy = "lower devices_per_aggregator"
             if self._model is parameters.ThreatModel.HONEST_BUT_CURIOUS:

@@ -260,7 +260,7 @@ def _released(folder: task_folder.TaskFolder, state: task_state.TaskState) -> li
 def _write_model(
     folder: task_folder.TaskFolder, weights: Sequence[np.ndarray], output: pathlib.Path
 ) -> language_model.LanguageModel | None:
-    """Writes the model, with its words; of one that is not of this package, the weights."""
+    """Writes the model, with its words; for other packages' models, the weights only."""
     path, config = output / "model.npz", folder.config
     if folder.words is None or folder.rule is None or folder.buckets is not None:
         with durable_files.replacing(path) as file:
