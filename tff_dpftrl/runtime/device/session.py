@@ -96,10 +96,10 @@ KeepGoing = Callable[[], None]
 class Turn:
     """The turn to train, which the sessions of a device's populations take one at a time.
 
-    They wait to be selected side by side: otherwise one that its server holds for an hour would
-    keep the device from all other populations. One that is selected while another trains goes on
-    when that one has trained. Reports may overlap: in a secure sum a device waits for others, and
-    two devices that each held the turn for another sum would wait for each other.
+    They wait to be selected side by side. Otherwise a session that its server holds for an hour
+    would keep the device from all other populations. A session that is selected while another
+    trains goes on after that training. Reports may overlap: in a secure sum a device waits for
+    others, and two devices that each held the turn for another sum would wait for each other.
     """
 
     def __init__(self):

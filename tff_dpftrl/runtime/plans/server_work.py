@@ -47,7 +47,7 @@ class ServerWork:
     """The server's part of a task."""
 
     def __init__(self, plan: plan_pb2.ServerPlan, entropy: entropy_lib.Repeated | None = None):
-        """Stores a verified plan. Whoever needs a graph first waits for `load`.
+        """Stores a verified plan. The first call that needs a graph waits for `load`.
 
         With `entropy`, for tests and audits, equal arguments give equal results.
         """

@@ -119,8 +119,8 @@ class Server:
 
         If another server holds a lease, it waits until the lease ends, unless that server's process
         is known to have ended. If the lease is renewed in the meantime, its holder lives, and this
-        raises `ServerError`. So it does if the store cannot be used or lacks tasks, or the address
-        cannot be bound.
+        raises `ServerError`. It raises the same if the store cannot be used or lacks tasks, or the
+        address cannot be bound.
         """
         populations = self._populations
         actors = [

@@ -83,12 +83,12 @@ def make(
     progress: progress_lib.Progress,
     definition: definition_lib.TaskDefinition | None = None,
 ) -> task_folder.TaskFolder:
-    """Makes a training task, plans, tests, signatures and folder, and reads it back.
+    """Makes a training task: plans, tests, signatures and folder. Returns it as read back.
 
     The devices' data is not read. Tests use proxies of it. The new folder's name is the task's if
-    the options give none. `key` signs plans and terms. The definition is that of the option `build`
-    if None, or the language model of the options. It raises `TaskRefusedError` with all reasons if
-    the tests fail.
+    the options give none. `key` signs plans and terms. Without a definition, the task is that of
+    the option `build`, or the language model of the options. It raises `TaskRefusedError` with all
+    reasons if the tests fail.
     """
     task_folder.check_is_free(output)
     config = _resolved(config, output, definition)
