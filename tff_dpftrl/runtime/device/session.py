@@ -106,7 +106,7 @@ class Turn:
         """Begins with the turn free."""
         self._lock = threading.Lock()
         self.is_over = False
-        """Whether sessions are to end, since the device's runtime does."""
+        """Whether all sessions must end, because the device's runtime ends."""
 
     @property
     def is_taken(self) -> bool:

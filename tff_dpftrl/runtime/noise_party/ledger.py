@@ -26,7 +26,7 @@ SEED_BYTES = 32
 """Size of a ledger's seed and of an attempt's fresh bits, which the operating system draws."""
 
 SENT = "sent"
-"""Outcome of a row that was given, while the server has not said what became of it."""
+"""Outcome of a row that was given, before the server has reported another one."""
 SUMMED = "summed"
 """Outcome of a row that is in the sum of an attempt."""
 

@@ -40,7 +40,7 @@ _LONGEST_TURN_S = 60.0
 _SHORTEST_TURN_S = 1.0
 
 WAITS = backoff.Waits(after_failure_s=2.0, longest_s=60.0)
-"""Back-off of a party: a round waits for it, so that it comes back soon."""
+"""Back-off of a party, short because rounds wait for it."""
 
 
 class Ending(enum.Enum):

@@ -19,9 +19,9 @@ LARGEST_METRIC = 2.0**40
 # Last parts of the labels of secure sums.
 _COUNT = "count"  # Of every encoding: 1 for each device.
 DOUBLED = "doubled"
-"""Of `private_round.secure_sums.HalfBitSum`: 0, 1 or 2."""
+"""Name of the count of `private_round.secure_sums.HalfBitSum`: 0, 1 or 2."""
 VECTOR = "vector"
-"""Of `private_round.secure_sums.VectorSum`."""
+"""Name of the vector of `private_round.secure_sums.VectorSum`."""
 
 # Labels of what the rounds of `learning.rounds` sum in the clear. TFF's begin with a number.
 _OWN = "plain/"

@@ -53,7 +53,7 @@ class ServerWork:
         """
         self._entropy = entropy
         self.plan = plan
-        """What it runs."""
+        """Verified plan of the task."""
         self._num_plain = len(plan.zero.outputs)
         self._secure = plan.finish.inputs[len(plan.prepare.inputs) + self._num_plain :]
         self._loading = threading.Lock()

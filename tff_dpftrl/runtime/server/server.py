@@ -30,7 +30,7 @@ _SELECTOR, _STORE = "selector", "store"
 _LOOK_SECONDS = 0.5  # Seconds between two looks at another server's lease.
 
 ServerError = binding.ServerError
-"""The server cannot start; the message is one line and says what to do."""
+"""Error of a server that cannot start; the message is one line and says what to do."""
 
 
 @dataclasses.dataclass(frozen=True)

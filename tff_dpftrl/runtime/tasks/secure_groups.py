@@ -31,7 +31,7 @@ LARGEST_NOISED = 5000
 MOST_PARTIES = 8
 """Largest number of noise parties of a task."""
 SECURITY_BITS = 40
-"""A neighbour graph may reveal more than a group's sum with probability 2 to minus this."""
+"""Negative log2 of the probability with which neighbour graphs may reveal more than a sum."""
 
 _CORRUPT_FRACTION = 0.05
 _LEAST_FRACTIONS = {
