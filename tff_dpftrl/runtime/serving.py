@@ -36,7 +36,7 @@ class Settings:
 
     address: str = addresses.DEFAULT_ADDRESS  # Host and port for devices; port 0 takes a free one.
     status_address: str | None = addresses.DEFAULT_ADDRESS  # None for no status page.
-    status_access: access.Access = access.Access()  # Who may read the status page.
+    status_access: access.Access = access.Access()  # Readers of the status page.
     # Host names and addresses that devices connect to. A certificate is made here for them, or one
     # that was made before has to have them; None for loopback, or those that it has.
     names: Sequence[str] | None = None

@@ -187,7 +187,7 @@ class Entry:
     """Entry of one file in a log."""
 
     kind: str  # Kind of the file: "server plan", "device plan", "terms" or "statement".
-    of: str  # What it is of: names of population and task, or that of a run's folder.
+    of: str  # Names of population and task, or name of a run's folder.
     sha256: str  # SHA-256 of the file, hexadecimal.
     entered: str  # Time by the keeper's clock, UTC, ISO 8601; nobody vouches for it.
 

@@ -605,7 +605,7 @@ class Coordinator(actor.Actor):
             self._last_used[attempt.task] = attempt.round_index
         else:
             self._abandoned[attempt.task] += 1
-        if not attempt.skips:  # That the store fails, which keeps a skip from it, is said already.
+        if not attempt.skips:  # A skip is lost with the store, whose failure is reported already.
             lost = events.RoundLost(attempt.task, attempt.round_index, address, reason, counts)
             self.send(events.OBSERVER, lost)
         # The attempt's commit may have been made, or be on its way: only the store knows.

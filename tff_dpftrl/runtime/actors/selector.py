@@ -178,7 +178,7 @@ class Selector(actor.Actor):
     def _forward(self, message: messages.ForwardDevices) -> None:
         serial = (message.epoch, message.serial)
         if message.epoch < self._wish.epoch or serial <= self._last_serial:
-            return  # From a former Coordinator, or delivered twice.
+            return  # A former Coordinator's message, or a duplicate.
         self._last_serial = serial
         chosen = self._devices.evenly(message.count, message.task)
         for device in chosen:

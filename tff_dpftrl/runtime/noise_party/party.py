@@ -84,7 +84,7 @@ class Party:
         self._rows, self._key, self._clock = rows, key, clock
         self._generator = random.SystemRandom() if generator is None else generator
         self._plans = promise_lib.plan_hashes(promise.task)
-        self._row: int | None = None  # Of this session, once it is in the ledger.
+        self._row: int | None = None  # Row of this session, once it is in the ledger.
 
     def run(
         self,

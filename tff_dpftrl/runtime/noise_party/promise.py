@@ -238,7 +238,7 @@ class Promise:
                 f"noise parties add {needed:.4g}: make it anew, with more secagg_bits."
             )
         if self._count is not None:
-            ratio = needed / update_noise_multiplier  # Of a row of the strategy.
+            ratio = needed / update_noise_multiplier  # Ratio of a row of the strategy.
             room = self.encoding.max_clients + 10 * 2 * self._asked.count_stddev * ratio
             if 2 * room > self.parameters.layout[_NUM_FIRST + self._count].modulus:
                 raise PromiseRefusedError(

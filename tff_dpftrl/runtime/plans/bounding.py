@@ -17,7 +17,7 @@ LARGEST_METRIC = 2.0**40
 """Absolute value that a device's metric is cut to where `ReportLimits` does not name it."""
 
 # Last parts of the labels of secure sums.
-_COUNT = "count"  # Of every encoding: 1 for each device.
+_COUNT = "count"  # Label in every encoding: 1 for each device.
 DOUBLED = "doubled"
 """Name of the count of `private_round.secure_sums.HalfBitSum`: 0, 1 or 2."""
 VECTOR = "vector"
@@ -28,7 +28,7 @@ _OWN = "plain/"
 _CONTRIBUTION = "plain/update/"
 _UPDATE = "plain/update/update/"
 _SCALARS = {
-    "bit": (-0.5, 0.5),  # Of adaptive clipping.
+    "bit": (-0.5, 0.5),  # Bit of adaptive clipping.
     "weight": (0.0, 1.0),
     "clients": (0.0, 1.0),
     "non_finite_clients": (0.0, 1.0),

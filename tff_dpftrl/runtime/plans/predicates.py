@@ -97,7 +97,7 @@ class Findings:
     # Largest relative difference of an update from that of the first variant with this process's
     # TensorFlow; None for that one, and for plans that draw other numbers in each run.
     difference: float | None = None
-    elsewhere: tuple[Findings, ...] = ()  # This variant with other versions of TensorFlow.
+    elsewhere: tuple[Findings, ...] = ()  # Findings with other versions of TensorFlow.
 
 
 def check_task(

@@ -32,7 +32,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.runtime.plans import plan_pb2, tensor_values
 
 _ROUNDING = 1e-7
-_ENTRIES_AT_ONCE = 1 << 17  # Of an array, as float64.
+_ENTRIES_AT_ONCE = 1 << 17  # Entries of an array that are float64 at a time.
 
 
 class OutOfBoundsError(ValueError):

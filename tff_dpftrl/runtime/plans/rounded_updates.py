@@ -39,7 +39,7 @@ from tff_dpftrl.runtime.plans import plan_pb2, tensor_values
 _DTYPE = "int16"
 _LARGEST = 32767
 _MARGIN = 2e-7
-# Of the largest entry of a tensor, so that no scale is rounded to few bits.
+# Smallest largest entry of a tensor, so that no scale is rounded to few bits.
 _SMALLEST = {"float32": 1e-30, "float64": 1e-290}
 _ENTRIES_AT_ONCE = 1 << 15  # As float64 they stay in a processor's cache.
 

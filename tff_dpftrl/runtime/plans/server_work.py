@@ -226,7 +226,7 @@ def _adding(graph: plan_pb2.Graph) -> _Adding:
 
 def _added(one: Sequence[np.ndarray], other: Sequence[np.ndarray], keeps_one: bool = True) -> Sums:
     sums = []
-    with np.errstate(all="ignore"):  # As TensorFlow does.
+    with np.errstate(all="ignore"):  # TensorFlow ignores these errors, too.
         for a, b in zip(one, other, strict=True):
             reuses = not keeps_one and a.flags.writeable
             # TensorFlow makes a tensor of an aligned array without a copy.

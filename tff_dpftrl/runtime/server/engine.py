@@ -84,7 +84,7 @@ class _Member:
     def __init__(
         self,
         address: str,
-        actors: factory.ActorFactory,  # Of its population.
+        actors: factory.ActorFactory,  # Factory of its population.
         build: Callable[[], actor.Actor],
         parent: str,
         threads: futures.Executor | None,  # None on the event loop.
@@ -260,7 +260,7 @@ class Engine:
             self._refuse_late(message)
         elif type(message) is messages.Configure:  # The device disconnected in the meantime.
             self.deliver(message.report_to, messages.DeviceGone(message.device))
-        elif type(message) is messages.DevicesForwarded:  # They would wait in vain.
+        elif type(message) is messages.DevicesForwarded:  # The devices would wait in vain.
             for device in message.devices:
                 self.deliver(device, messages.ComeBack(device, (0.0,), _ABANDONED))
 

@@ -264,7 +264,7 @@ class Server:
         while not first.done():
             await asyncio.wait([first], timeout=_LOOK_SECONDS)
             if not first.done() and await self._foreign_lease(engine, population.name) is not None:
-                raise binding.another_leads(population.name)  # It was faster.
+                raise binding.another_leads(population.name)  # The other server was faster.
             if asyncio.get_running_loop().time() > deadline:
                 raise ServerError("No Coordinator has taken the lease: the store does not answer.")
         if isinstance(first.result(), events.StoreFailed):

@@ -106,7 +106,7 @@ class ServerFolder:
             self._check_names(names or ())
         private_files.make_folder(self.path)
         if certificate and not self.certificate.exists():
-            self.private_key.unlink(missing_ok=True)  # From a start that was interrupted.
+            self.private_key.unlink(missing_ok=True)  # Left by an interrupted start.
             names = addresses.LOOPBACK_NAMES if names is None else names
             tls.create_self_signed(self.certificate, self.private_key, names)
         if issuer and self.issuer.exists():

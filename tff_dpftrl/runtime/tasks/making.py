@@ -64,7 +64,7 @@ class _Parts:
     num_parameters: int  # Number of its trainable weights.
     largest_metrics: Mapping[str, float]  # Largest entry of each summed metrics tensor, by path.
     proxies: Sequence[Sequence[bytes]]  # Serialized examples of each simulated device.
-    tests: predicates.Predicates  # What the task has to show on them.
+    tests: predicates.Predicates  # Tests that the task must pass on the proxies.
     config: task_config.TaskConfig  # All options, resolved.
     grids: metric_sums.Grids  # Grids of the metrics with recorded order statistics, by name.
 
@@ -125,7 +125,7 @@ def make_evaluation(
     """
     task_folder.check_is_free(output)
     schema = schema_lib.MinSep.unrestricted(config.num_rounds)
-    # It has no noise that a party could add.
+    # An evaluation has no noise that a party could add.
     config = dataclasses.replace(
         config, min_sep=1, max_participations=config.num_rounds, noise_party=None
     )

@@ -338,7 +338,7 @@ class TaskPrivacy:
         is_unknown = (
             self._terms.initial_weights_source and not self._terms.initial_weights_are_public
         )
-        if is_unknown and not self._terms.earlier_runs:  # Of these the statement has a number.
+        if is_unknown and not self._terms.earlier_runs:  # The statement counts those.
             caveats.append(sentences.INITIAL_WEIGHTS)
         if others:
             caveats.append(_composed(claim, others))

@@ -319,7 +319,7 @@ def _last(shown: Sequence[Mapping[str, Any]]) -> str:
 def _with_cache(row: Mapping[str, Any]) -> str:
     """Describes what a cache of each device's earlier text gave in a round; "" if unknown."""
     num_words = row.get(f"{_EVALUATED}/earlier_text_num_in_vocab")
-    if not num_words:  # Of earlier versions, of a model of somebody's own, or no such text.
+    if not num_words:  # Earlier versions and custom models report none; or there is no such text.
         return ""
     every, part, alone = (
         row[f"{_EVALUATED}/{name}"]

@@ -149,7 +149,7 @@ class Terms:
             "schema": dataclasses.asdict(self.schema),
             "strategy": None if self.strategy is None else self.strategy.to_dict(),
         }
-        if self.secure_aggregation is None:  # As in terms of earlier versions.
+        if self.secure_aggregation is None:  # Terms of earlier versions lack the key.
             del values["secure_aggregation"]
         else:
             values["secure_aggregation"] = self.secure_aggregation.to_dict()
