@@ -201,10 +201,7 @@ def config_from(
     args: argparse.Namespace,
     kind: type[options_lib.Config] = config_lib.TrainingConfig,
 ) -> options_lib.Config | None:
-    """Returns the config of a new run, from the file of options and the flags; None with --resume.
-
-    Options beside --resume are refused.
-    """
+    """Returns the config of a new run, from file and flags; None with --resume alone."""
     flags = given_options(args, kind)
     problems = []
     if args.output is None:

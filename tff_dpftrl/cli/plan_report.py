@@ -170,10 +170,7 @@ def _users_of_a_file(training_users: int) -> int:
 def advice(
     plan: planner_lib.Plan, request: planner_request.Request, workload: str = "prefix"
 ) -> str:
-    """Returns why a plan is recommended, what it promises, and the commands that set it up.
-
-    `workload` is the request's, as the flag `--workload` takes it.
-    """
+    """Returns why a plan is recommended, what it promises, and the commands that set it up."""
     from tff_dpftrl.accounting import display, planner
 
     claim, schema = plan.guarantee, plan.guarantee.schema

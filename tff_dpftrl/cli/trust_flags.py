@@ -97,10 +97,7 @@ def add_reviewers(parser: argparse._ActionsContainer, what: str) -> None:
 
 
 def reviewers(args: argparse.Namespace) -> approvals.Reviewers | None:
-    """Reads the reviewers whose approvals are required; None if none are.
-
-    A list with fewer reviewers than must approve is refused.
-    """
+    """Reads the list of reviewers, at least as many as must approve; None if none are required."""
     from tff_dpftrl.runtime.plans import approvals
 
     if args.reviewers is None:

@@ -498,7 +498,7 @@ def _with_padding(row_splits: tf.Tensor, rows_per_unit: int) -> tf.Tensor:
 def _with_copies(row_splits: tf.Tensor, rows_per_unit: int) -> tf.Tensor:
     """Returns indices of `rows_per_unit` rows for each unit, filled up with its first row.
 
-    A row that is not in the data might not be finite, and spoil others.
+    A made-up row might not be finite, and spoil others.
     """
     indices, ends = _indices(row_splits, rows_per_unit)
     first = tf.where(indices[:, :1] < ends, indices[:, :1], tf.zeros_like(ends))

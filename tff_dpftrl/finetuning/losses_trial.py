@@ -172,10 +172,7 @@ def refuse_mixing_layers(model: keras_versions.Model) -> None:
 def refuse_mixed_rows(
     row_losses: clipped_sums.RowLosses, weights: Sequence[tf.Tensor], rows: clipped_sums.Rows
 ) -> None:
-    """Refuses losses of rows that depend on the rows beside them, by trying at least two rows.
-
-    The rows are made up or public.
-    """
+    """Refuses losses of rows that depend on the rows beside them, by trying at least two."""
     num_rows = int(tf.nest.flatten(rows)[0].shape[0])
     if num_rows < 2:
         raise validation.UsageError(f"rows must be at least two, for the trial; got {num_rows}.")

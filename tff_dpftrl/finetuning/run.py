@@ -89,11 +89,7 @@ def finetune(
 def finetune_opened(
     opened: opening.OpenedRun, progress: progress_lib.Progress = progress_lib.to_stderr
 ) -> report.TrainingResults:
-    """Fine-tunes in a run that `opening` has opened, to its end.
-
-    Metrics, statement and summary are also in the folder. After an error every committed step is
-    kept.
-    """
+    """Fine-tunes in a run that `opening` has opened; after an error every committed step is kept."""
     return run_lib.train(
         opened.output,
         opened.known,

@@ -148,10 +148,7 @@ class Figures:
     def of_last_rounds(
         self, rows: Sequence[Mapping[str, Any]], stddev: float, unit: str = "round"
     ) -> str | None:
-        """Returns the means of `over_last_rounds` in a sentence.
-
-        None if there are no noised sums, or noise outweighs all means.
-        """
+        """Returns `over_last_rounds` in a sentence; None without sums, or if noise outweighs them."""
         values, num_rounds = self.over_last_rounds(rows, stddev)
         shown = [
             f"{mean.column.removeprefix('noised_')} {values[mean.column]:.4g} ± "
@@ -251,10 +248,7 @@ def noise_of(plan: privacy.PrivacyPlan) -> float | None:
 
 
 def noise_of_evaluation(plan: privacy.PrivacyPlan, evaluations: int) -> float | None:
-    """Returns the standard deviation of an evaluation's noise; None if none are released.
-
-    `evaluations` is the number of evaluations that the run was planned with.
-    """
+    """Returns the standard deviation of the noise of an evaluation; None if none are released."""
     rho = math.fsum(one.rho_zcdp for one in plan.others if one.name == parts.EVALUATION)
     return math.sqrt(evaluations * 0.5 / rho) if rho else None
 
@@ -277,10 +271,7 @@ class Release:
         self._domain = _DOMAIN_OF_EVALUATION if of_evaluation else _DOMAIN
 
     def of_round(self, round_index: int, sums: np.ndarray) -> dict[str, float | None]:
-        """Releases the figures of a round, counted from 0, by column of `metrics.csv`.
-
-        `sums` are in units of their bounds, shape [n]. Commit the result before it is shown.
-        """
+        """Releases a round's sums, in units of bounds. Commit the result before it is shown."""
         size = len(self._figures.bounds)
         seed = secrets.randbits(8 * _SEED_BYTES) if self._seed is None else self._seed
         drawn = gaussians(seed, round_index, size, domain=self._domain)

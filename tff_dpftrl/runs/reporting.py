@@ -25,10 +25,7 @@ def write(
     run: prepared_lib.Reportable,
     rounds: committed_rounds.CommittedRounds,
 ) -> Any:
-    """Writes the report of a run that this process has open, with at least one committed round.
-
-    Statement, curves, model and README in the folder are replaced.
-    """
+    """Replaces the report of a run that this process has open, with a committed round."""
     done, plan, schedule = rounds.rounds_done, run.plan, run.schedule
     if done == 0:
         raise validation.UsageError(

@@ -440,10 +440,7 @@ def _on_held_out_users(measured: Mapping[str, Any]) -> str:
 
 
 def keyboard_shares(measured: Mapping[str, Any]) -> list[str]:
-    """Returns percentages of what `keyboard.Meter` found; "–" for a share of nothing.
-
-    They are those of `results.KEYBOARD_METRICS`.
-    """
+    """Returns percentages for `results.KEYBOARD_METRICS`; "–" for a share of nothing."""
     values = (measured[name] for name in results.KEYBOARD_METRICS)
     return ["–" if value is None else f"{value:.1%}" for value in values]
 
