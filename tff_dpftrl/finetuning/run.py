@@ -89,7 +89,7 @@ def finetune(
 def finetune_opened(
     opened: opening.OpenedRun, progress: progress_lib.Progress = progress_lib.to_stderr
 ) -> report.TrainingResults:
-    """Fine-tunes in a run that `opening` has opened; after an error every committed step is kept."""
+    """Fine-tunes in a run that `opening` has opened; errors keep every committed step."""
     return run_lib.train(
         opened.output,
         opened.known,

@@ -148,7 +148,7 @@ class Figures:
     def of_last_rounds(
         self, rows: Sequence[Mapping[str, Any]], stddev: float, unit: str = "round"
     ) -> str | None:
-        """Returns `over_last_rounds` in a sentence; None without sums, or if noise outweighs them."""
+        """Returns `over_last_rounds` in a sentence; None without sums, or with noise alone."""
         values, num_rounds = self.over_last_rounds(rows, stddev)
         shown = [
             f"{mean.column.removeprefix('noised_')} {values[mean.column]:.4g} ± "
