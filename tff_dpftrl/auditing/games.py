@@ -62,7 +62,7 @@ class Canaries:
             some = np.repeat(np.arange(number), each)
             if each == 0:
                 some = rng.permutation(number)[:room]
-            # Quiet coordinates come first: in all tensors the same ones, and neighbours.
+            # Quiet coordinates come first: the same neighbouring ones in all tensors.
             others = np.pad(some, (0, room - len(some)), constant_values=-1)
             owners.append(np.concatenate([np.full(size - room, -1), rng.permutation(others)]))
         owner = np.concatenate(owners)

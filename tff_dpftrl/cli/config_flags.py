@@ -57,7 +57,7 @@ def add_folder_and_source(
     kind: type[language_config.TextConfig] = config_lib.TrainingConfig,
 ) -> None:
     """Adds what says where a run's results go, and where its options, of a class, come from."""
-    # Not required by argparse, so that it is asked for with all else that is missing.
+    # Not required by argparse, so that one message names everything that is missing.
     parser.add_argument("--output", metavar="DIR", help="Folder of the results; must be given.")
     add_config(parser, kind)
     parser.add_argument(

@@ -117,7 +117,7 @@ class Trust:
         from tff_dpftrl.runtime import server_bundle, signing_keys
         from tff_dpftrl.runtime.protocol import certificate_attestation
 
-        # Whose address may change, as when one of a server's machines is lost.
+        # The address may change, for example when one of a server's machines is lost.
         self._folder = None if args.server else args.server_folder
         bundle = server_bundle.ServerBundle("", "", "", ())
         if args.server_bundle:

@@ -28,12 +28,12 @@ _WITHOUT_DROPOUT = (
     "leave dropout and other randomness out; a step that is repeated after a "
     "crash must be the same, and the noise of the guarantee regularises too."
 )
-# Operations of TensorFlow whose numbers are others each time.
+# Operations of TensorFlow that return other numbers at each call.
 _DRAWS = re.compile(
     r"Random|Stateful(Random|Standard|Truncated|Uniform)|(Parameterized)?TruncatedNormal"
     r"|Multinomial|Rng|NonDeterministic|SampleDistorted|\w*CandidateSampler"
 )
-# Those of a seed: other ones each time only if the seed is a variable that changes.
+# Operations with a seed: the numbers change only if the seed is a variable that changes.
 _SEEDED_DRAWS = re.compile(r"Stateless(Random|Truncated|Parameterized|Multinomial|Shuffle)")
 _PERTURBATION = 0.1  # Standard deviation of made-up weights around the given ones.
 

@@ -122,7 +122,7 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
         progress,
     )
     chosen = dataclasses.replace(chosen, privacy=_with_figures(config, chosen.privacy))
-    # Exact figures of the held-out users, and `config.json` may be published.
+    # These are exact figures of the held-out users, but `config.json` may be published.
     exact = {
         "pretrained_top1": float(before["top1_in_vocab"]),
         "pretrained_loss": float(before["loss"]),

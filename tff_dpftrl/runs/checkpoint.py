@@ -161,7 +161,7 @@ class CheckpointFolder:
     def save(self, rounds_done: int, snapshot: Snapshot, saved: Mapping[str, Any]) -> str:
         """Writes a checkpoint atomically, beside the older ones, and returns its fingerprint."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        # Hashed while it is written: the name is needed last of all.
+        # The state is hashed while it is written, since the name is needed last.
         with futures.ThreadPoolExecutor(1) as pool:
             fingerprint = pool.submit(snapshot.fingerprint, binding=self._binding)
 

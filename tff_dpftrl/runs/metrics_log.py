@@ -51,7 +51,7 @@ class MetricsLog:
         """Opens the log; rows after `rounds_done`, which were never committed, are dropped."""
         self._columns = tuple(column.name for column in columns)
         published = tuple(column.name for column in columns if not column.is_exact)
-        # The one that is read comes first: a crash between them leaves no row out.
+        # The table that is read is written first: a crash between the two leaves no row out.
         self._tables = {folder / EXACT_TABLE: self._columns, folder / _TABLE: published}
         self.rows = read_rows(folder, rounds_done)
         self._is_written = False  # Whether the files hold `rows` and nothing else.

@@ -42,9 +42,9 @@ _DOMAIN = b"tff_dpftrl released metrics 1"
 _DOMAIN_OF_EVALUATION = b"tff_dpftrl released evaluation 1"
 _SAFETY = 1e-12  # Relative excess of noise for rounding.
 _SEED_BYTES = 32
-# A mean is told where its denominator is more than three standard deviations of its noise.
+# A mean is reported if its denominator exceeds three standard deviations of its noise.
 _LEAST_SIGNAL = 3.0
-# What is released is rounded to this part of the noise, so that its last bits tell nothing.
+# Released values are rounded to this part of the noise, so that their last bits tell nothing.
 _GRID = 2.0**-12
 _LAST_SHARE = 0.25
 _NORM = 1.0 - 1e-9  # What float64 rounds is far less.

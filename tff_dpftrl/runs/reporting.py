@@ -16,7 +16,7 @@ from tff_dpftrl.runs import committed_rounds, metrics_log, released_model, state
 from tff_dpftrl.runs import prepared as prepared_lib
 
 _PICTURE = "privacy.png"
-# What an audit is about: if one of these has changed, it was of another claim.
+# Entries that an audit is about: if one of them has changed, the audit tested another claim.
 _CLAIM = ("mechanism", "parameters", "epsilon", "delta", "declared", "accounted", "observed")
 
 

@@ -80,7 +80,7 @@ class Guesses:
         validation.number("error_rate", error_rate, above=0, below=1)
         if self.p_value(0.0, delta) > error_rate:
             return 0.0
-        # Up to the first ε that is not refused: with δ the p-value need not rise everywhere.
+        # Stops at the first ε that is not refused: with δ the p-value need not rise everywhere.
         low, high = 0.0, _STEP
         while high < _LARGEST_EPSILON and self.p_value(high, delta) <= error_rate:
             low, high = high, high + _STEP
