@@ -84,7 +84,10 @@ EXPECTED_RUNS = "selection_expected_runs"
 """Name of the parameter that the statement of a run chosen by `sweep --select` has alone."""
 NO_SAMPLING = "It is not assumed that who takes part is sampled at random."
 SECRET_SAMPLING = "The samples are drawn independently, by a secret generator, and stay secret."
-NOISE_USED_ONCE = "The noise of one run is used for one sequence of cohorts only."
+CONTINUED_ONCE = (
+    "No state of the run is continued twice, as by a restored backup or a copied folder: what both "
+    "then release is not counted here."
+)
 CLIPPED_BY_CALLER = (
     "Code outside this package clips and sums, and adds the noise of each round to the sum of that "
     "round and to no other: nothing here has checked it."

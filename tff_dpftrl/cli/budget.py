@@ -130,6 +130,8 @@ def _as_json(budget: data_budget.Budget) -> dict[str, object]:
             {
                 "folders": list(map(str, fork.folders)),
                 "shared_rounds": fork.shared_rounds,
+                "unread": list(map(str, fork.unread)),
+                "is_choice": fork.is_choice,
                 "together": [run.to_json() for run in fork.spent],
             }
             for fork in budget.forks
@@ -142,6 +144,12 @@ def _fork_in_words(fork: data_budget.Fork) -> str:
     """Describes folders that went on from one state, and how they are charged."""
     from tff_dpftrl.accounting import display
 
+    names = ", ".join(map(str, fork.folders))
+    if fork.is_choice:
+        return (
+            f"{names} are copies of one choice among runs (sweep --select): nothing is promised, "
+            "since the budget does not cover choices that are made twice."
+        )
     spent, *others = fork.spent
     if others:
         charged = "each is charged by itself"
@@ -152,7 +160,12 @@ def _fork_in_words(fork: data_budget.Fork) -> str:
             "nothing is promised, since one has no guarantee or their noise or samples may be the "
             "same after they part"
         )
-    names = ", ".join(map(str, fork.folders))
+    if fork.unread:
+        unread = ", ".join(map(str, fork.unread))
+        return (
+            f"{names} may be of one run, since their options are the same, and no ledger can be "
+            f"read in {unread} (another process may have it open): {charged}."
+        )
     return f"{names} are of one run, of which they share {fork.shared_rounds} rounds: {charged}."
 
 

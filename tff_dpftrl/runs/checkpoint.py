@@ -15,7 +15,7 @@ import json
 import os
 import pathlib
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any, BinaryIO
 
@@ -146,14 +146,16 @@ class CheckpointFolder:
     state, which is what the ledger commits to.
     """
 
-    def __init__(self, folder: pathlib.Path, *, binding: str = ""):
+    def __init__(self, folder: pathlib.Path, *, binding: str = "", older: Sequence[str] = ()):
         """Names the folder, which is made when the first checkpoint is saved.
 
         `binding` is text that every fingerprint covers besides the state, like the digest of the
-        run's manifest. With another one no checkpoint can be read.
+        run's manifest. With another one no checkpoint can be read, except with one of `older`:
+        the bindings of runs of earlier versions, which keep theirs.
         """
         self.folder = folder
         self._binding = binding
+        self._older = tuple(older)
 
     def _path(self, rounds_done: int, fingerprint: str) -> pathlib.Path:
         return self.folder / f"round_{rounds_done:08d}_{fingerprint}.npz"
@@ -210,11 +212,15 @@ class CheckpointFolder:
                 "releasing rounds twice."
             ) from error
         names = sorted(digests)
-        if _fingerprint((digests[name] for name in names), self._binding) != fingerprint:
+        in_order = [digests[name] for name in names]
+        bindings = (self._binding, *self._older)
+        bound = next((one for one in bindings if _fingerprint(in_order, one) == fingerprint), None)
+        if bound is None:
             raise CheckpointError(
                 f"The checkpoint {path} is damaged, or was saved under other options, or by a "
                 "version of this package with other noise: its fingerprint differs."
             )
+        self._binding = bound
         names = [name for name in names if name in arrays]
         snapshot = Snapshot(
             paths=tuple(name.partition("/")[2] for name in names),

@@ -381,5 +381,7 @@ def _check_noise_part(snapshot: checkpoint.Snapshot, noise_part: str | None) -> 
 
 
 def _checkpoints(folder: pathlib.Path, binding: str) -> checkpoint.CheckpointFolder:
-    bound = f"noise version {private_round.STATE_VERSION}, {binding}"
-    return checkpoint.CheckpointFolder(folder / _CHECKPOINTS, binding=bound)
+    """Binds states to the version of the noise: earlier versions refuse those of a new run."""
+    versions = range(private_round.NOISE_VERSION, private_round.STATE_VERSION - 1, -1)
+    bound, *older = (f"noise version {version}, {binding}" for version in versions)
+    return checkpoint.CheckpointFolder(folder / _CHECKPOINTS, binding=bound, older=older)

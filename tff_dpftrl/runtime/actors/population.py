@@ -425,7 +425,7 @@ class Task:
             f"{others}They have counted later rounds than this store has: it was restored from an "
             "older copy, or begun anew. Stop, and serve the store that has all rounds, or make the "
             "task anew under another name. Rounds that are made twice cost privacy that no "
-            "statement counts."
+            "statement counts; those of a task of version 0.4 have the same noise, and reveal sums."
         )
 
     def is_over(self, commit: interface.Commit) -> bool:

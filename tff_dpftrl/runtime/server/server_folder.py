@@ -154,7 +154,8 @@ class ServerFolder:
             raise validation.UsageError(
                 f"The store has {rounds_done} rounds of the task {task!r}, and {known} were "
                 "committed and released: it was set back, by a backup for instance. Rounds that "
-                "are made twice cost privacy that no statement counts. Bring the newer store back, "
+                "are made twice cost privacy that no statement counts; those of a task of version "
+                "0.4 have the same noise, and reveal sums. Bring the newer store back, "
                 f"or make the task anew; {self.rounds} holds the number."
             )
 

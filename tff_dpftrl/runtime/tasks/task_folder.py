@@ -34,10 +34,11 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from google.protobuf import message
 
 from tff_dpftrl import durable_files, json_text, validation
+from tff_dpftrl.accounting import privacy_statement
 from tff_dpftrl.data import vocabulary, vocabulary_file
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.device import named_tensors
-from tff_dpftrl.runtime.plans import approvals, plan_pb2, secure_report, signing
+from tff_dpftrl.runtime.plans import approvals, fresh_bits, plan_pb2, secure_report, signing
 from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 from tff_dpftrl.training import options as options_lib
@@ -57,8 +58,10 @@ REPEATS_NOISE = (
     "of its store, whose rounds would have the same noise for other devices, which reveals them."
 )
 """Sentence on a task that `repeats_noise`, after its name."""
-
-_READS_FRESH_BITS = b"TextLineDataset"  # Of `private_round.seeds`, in graphs of later versions.
+_STATED = (
+    "The noise follows from the state of the task alone, as in version 0.4: a copy or backup of "
+    "the store that goes on repeats it for other devices, which reveals them."
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,7 +95,15 @@ class TaskFolder:
         server, terms = self.server, self.terms
         if terms.strategy is None or not terms.noise_multiplier or server.HasField("party_noise"):
             return False
-        return _READS_FRESH_BITS not in server.finish.graph_def
+        return not fresh_bits.are_read(server.finish.graph_def)
+
+    def with_caveat(
+        self, statement: privacy_statement.PrivacyStatement
+    ) -> privacy_statement.PrivacyStatement:
+        """Adds to the statement of the task that its noise repeats, if it does."""
+        if not self.repeats_noise:
+            return statement
+        return dataclasses.replace(statement, caveats=(*statement.caveats, _STATED))
 
     def initialize(self) -> plan_pb2.Graph:
         """Reads the graph of the first state, with the initial weights, again if it is not here."""

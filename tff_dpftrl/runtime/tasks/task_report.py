@@ -184,7 +184,7 @@ def write(
         counts = bucket_estimates.write(output, folder.buckets, terms, weights[0], skipped)
     name = f"{terms.population}/{terms.task}"
     statement = dataclasses.replace(
-        accounting.statement(state.observed, others=spent_by_others),
+        folder.with_caveat(accounting.statement(state.observed, others=spent_by_others)),
         subject=statement_subject.of_task(name, terms.digest(), output / "model.npz"),
     )
     statement = reporting.write_statement(output, reporting.continued(output, statement))
