@@ -222,14 +222,3 @@ def epsilon_from_rho_by_rdp(rho: float, delta: float) -> float:
         bound, bounds=(centre - 6.0, centre + 6.0), method="bounded", options={"xatol": 1e-9}
     )
     return max(0.0, float(best.fun))
-
-
-def epsilon_from_rho_classic(rho: float, delta: float) -> float:
-    """Computes epsilon as `rho + 2 √(rho log(1/delta))`, like the oldest papers.
-
-    Bun & Steinke 2016, Proposition 1.3. Arguments and errors are those of
-    `epsilon_from_rho_by_rdp`, which is never larger.
-    """
-    _check_rho(rho)
-    validation.delta(delta)
-    return rho + 2.0 * math.sqrt(-rho * math.log(delta))

@@ -440,21 +440,6 @@ def best_split(
     )
 
 
-def random_split(
-    gradient_norm: Callable[[int], float],
-    noise_multiplier: Callable[[int], float],
-    *,
-    compute_budget: int,
-    seed: int,
-    num_users: int | None = None,
-    smallest_cohort: int = SMALLEST_COHORT,
-) -> Split:
-    """Draws one of all splits, each as likely, as a baseline; see `estimate_and_double`."""
-    options = splits(compute_budget, num_users=num_users, smallest_cohort=smallest_cohort)
-    g, m = options[np.random.default_rng(seed).integers(len(options))]
-    return Split(g, m, gradient_norm(g) * noise_multiplier(m) / m)
-
-
 def _num_doublings(compute_budget: int, smallest_cohort: int, num_users: int | None) -> int:
     smallest_cohort = validation.integer("smallest_cohort", smallest_cohort, minimum=1)
     compute_budget = validation.integer("compute_budget", compute_budget, minimum=1)
