@@ -20,7 +20,6 @@ from tff_dpftrl.secure_sums import masks, secret_sharing, secure_sum_pb2
 PUBLIC_KEY_BYTES = 32
 PRIVATE_KEY_BYTES = 32
 MAX_PROOF_BYTES = 4096
-SIGNATURE_BYTES = 64
 SEED_BYTES = 32
 COMMITMENT_BYTES = 32
 SEALED_SHARES_BYTES = 2 * secret_sharing.SHARE_BYTES + 16
@@ -168,7 +167,7 @@ class IdentityKey:
         self.public = self._private.public_key().public_bytes_raw()
 
     def sign_advertisement(self, session: bytes, keys: secure_sum_pb2.KeyAdvertisement) -> bytes:
-        """Signs both public keys of a device; returns SIGNATURE_BYTES bytes."""
+        """Signs both public keys of a device; returns 64 bytes."""
         return self._private.sign(_advertisement(session, keys))
 
     def sign_survivors(self, session: bytes, digest: bytes, bitmap: bytes) -> bytes:
