@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
-
-from scipy import stats
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import (
@@ -45,7 +42,6 @@ class SampledPlan:
 
     name: str
     sampling: sampling_lib.Sampling
-    num_clients: int
     strategy: strategy_lib.Strategy
     report_goal: int
     noise_multiplier: float
@@ -57,8 +53,7 @@ class SampledPlan:
     @property
     def given(self) -> dict[str, Any]:
         """Options of the sampling, by the names of `samplings.SAMPLINGS`."""
-        values = {"clients": self.num_clients, **vars(self.sampling)}
-        needs = samplings.SAMPLINGS[self.name].needs
+        values, needs = vars(self.sampling), samplings.SAMPLINGS[self.name].needs
         return {name: values[samplings.FIELDS.get(name, name)] for name in needs}
 
     def to_dict(self) -> dict[str, Any]:
@@ -128,7 +123,7 @@ class _Maker:
 
     def plans(self, goal: int) -> list[SampledPlan]:
         """Makes the plans in which a round expects so many clients."""
-        rounds, share = self.num_rounds, goal / self.population
+        rounds = self.num_rounds
         expected = {"num_clients": self.population, "clients_per_round": goal}
         match self.name:
             case "cyclic":
@@ -160,20 +155,11 @@ class _Maker:
                 return cyclic_optimize.try_bands(
                     waiting, lambda plan: plan.noise_in_sum, rounds, most
                 )
-            case "poisson":
-                drawn = sampling_lib.CyclicPoisson.for_cohorts(rounds, 1, **expected)
             case "bins":
                 drawn = sampling_lib.BallsInBins(rounds, min(rounds, self.population // goal))
                 return [self._plan(goal, drawn, table.build("blt", drawn.schema, table.DEFAULTS))]
-            case "allocation":
-                each = max(1, math.ceil(share * rounds - 1e-9))
-                drawn = sampling_lib.RandomAllocation(rounds, each)
-            case _:
-                # A larger cohort in any round costs a tenth of δ.
-                tail = 0.1 * self.delta / rounds
-                largest = int(stats.binom.isf(tail, self.population, share)) + 1
-                drawn = sampling_lib.TruncatedPoisson(rounds, share, min(self.population, largest))
-        return [self._plan(goal, drawn, identity.Identity())]
+        poisson = sampling_lib.CyclicPoisson.for_cohorts(rounds, 1, **expected)
+        return [self._plan(goal, poisson, identity.Identity())]
 
     def _plan(
         self,
@@ -185,9 +171,7 @@ class _Maker:
         """Makes a plan with the smallest noise that meets the target, if it is not given."""
 
         def rounds(noise: float) -> parts.Weights:
-            run = samplings.zero_out(
-                sampling, strategy, noise_multiplier=noise, num_clients=self.population
-            )
+            run = samplings.zero_out(sampling, strategy, noise_multiplier=noise)
             return samplings.rounds_of(run, self.name)
 
         def beside(others: tuple[parts.Part, ...]) -> float:
@@ -211,7 +195,6 @@ class _Maker:
         return SampledPlan(
             self.name,
             sampling,
-            self.population,
             strategy,
             goal,
             noise_multiplier,

@@ -80,25 +80,12 @@ SAMPLINGS = {
             "that one is in with one probability each, as Poisson-sampled Gaussians."
         ),
     ),
-    "allocation": Row(
-        summary="each unit draws its rounds, as many as all others, once",
-        needs=("rounds_per_client",),
-        method="the privacy loss distribution of random allocation",
-        independent_noise=True,
-    ),
-    "truncated": Row(
-        summary="as poisson, but cohorts have a largest size",
-        needs=("sampling_probability", "clients", "largest_cohort"),
-        method="Poisson sampling's privacy loss distribution and a part of δ",
-        independent_noise=True,
-    ),
 }
 """Samplings by their names: those of `participation.sampling`, and "poisson", cyclic in one group.
 
 Options are `sampling_probability`, of a unit to be in a cohort (of each round; of its group's turn;
-of a round if it was in none of the last min_sep − 1), `sampling_groups`, `min_sep`, `bins`,
-`rounds_per_client`, `largest_cohort`, the number of units `clients`, and `group_size`, the largest
-number of units of one user.
+of a round if it was in none of the last min_sep − 1), `sampling_groups`, `min_sep`, `bins`, and
+`group_size`, the largest number of units of one user.
 """
 
 OF_A_POOL = (
@@ -112,7 +99,6 @@ OF_A_POOL = (
 
 FIELDS = {"sampling_groups": "num_groups", "bins": "num_bins"}
 """Attributes of descriptions whose options have other names."""
-_NOT_DESCRIBED = ("group_size", "clients")
 
 
 def described(name: str, num_rounds: int, options: Mapping[str, Any]) -> sampling_lib.Sampling:
@@ -121,8 +107,7 @@ def described(name: str, num_rounds: int, options: Mapping[str, Any]) -> samplin
 
     if name == "poisson":
         return sampling_lib.CyclicPoisson(num_rounds, 1, options["sampling_probability"])
-    names = [name for name in SAMPLINGS[name].needs if name not in _NOT_DESCRIBED]
-    fields = {FIELDS.get(option, option): options[option] for option in names}
+    fields = {FIELDS.get(option, option): options[option] for option in SAMPLINGS[name].needs}
     return sampling_lib.KINDS[name](num_rounds, **fields)
 
 
@@ -141,20 +126,14 @@ def zero_out(
     noise_multiplier: float,
     num_rounds: int | None = None,
     units_per_client: int = 1,
-    num_clients: int | None = None,
 ) -> Bounded:
     """Accounts for zeroing out one client in the first `num_rounds` rounds (all if None) of a run.
 
     `units_per_client` is the largest number of units of one client, each sampled by itself: with
-    cyclic sampling only. `num_clients` counts only where cohorts have a largest size.
+    cyclic sampling only.
     """
     from tff_dpftrl.accounting import amplified_banded
-    from tff_dpftrl.accounting.amplification import (
-        balls_in_bins,
-        min_sep_poisson,
-        random_allocation,
-        truncated_poisson,
-    )
+    from tff_dpftrl.accounting.amplification import balls_in_bins, min_sep_poisson
     from tff_dpftrl.participation import sampling as sampling_lib
 
     noise_multiplier = validation.noise_multiplier(noise_multiplier)
@@ -179,20 +158,6 @@ def zero_out(
                 **run,
                 min_sep=sampling.min_sep,
                 sampling_probability=sampling.sampling_probability,
-            )
-    check_noise(sampling.kind, strategy)
-    match sampling:
-        case sampling_lib.RandomAllocation():
-            return random_allocation.RandomAllocation(  # The whole run, which costs no less.
-                noise_multiplier, sampling.num_rounds, sampling.rounds_per_client
-            )
-        case sampling_lib.TruncatedPoisson():
-            return truncated_poisson.TruncatedPoisson(
-                sampling.sampling_probability,
-                noise_multiplier,
-                num_rounds,
-                validation.integer("num_clients", num_clients, minimum=1),
-                sampling.largest_cohort,
             )
     raise validation.UsageError(f"Nothing accounts for the sampling {sampling.kind!r}.")
 
@@ -303,16 +268,13 @@ class BoundedRun:
     zero_out: Bounded
     method: str
     known_mu: float
-    is_replaced: bool = False
 
     def epsilon(self, delta: float, neighbours: neighbours_lib.Neighbours = ZERO_OUT) -> float:
         """Computes an upper bound of epsilon at `delta`."""
         changes = neighbours.num_changes
         if changes == 1:
             return self.zero_out.epsilon(delta)
-        both = self.is_replaced and neighbours.relation == "add-or-remove"
-        known_mu = changes * self.known_mu * (2 if both else 1)
-        return _by_chain(self.zero_out.epsilon, changes, known_mu, delta)
+        return _by_chain(self.zero_out.epsilon, changes, changes * self.known_mu, delta)
 
     def how(self, neighbours: neighbours_lib.Neighbours = ZERO_OUT) -> str:
         """Returns how epsilon is computed, a noun phrase."""
@@ -325,12 +287,11 @@ def account(
     *,
     noise_multiplier: float,
     units_per_client: int = 1,
-    num_clients: int | None = None,
 ) -> SampledRun:
     """Accounts for a run with secret sampling, for any neighbouring data sets.
 
     `units_per_client` is the largest number of units of one client, each sampled by itself: with
-    cyclic sampling only. `num_clients` counts only where cohorts have a largest size.
+    cyclic sampling only.
     """
     from tff_dpftrl.accounting import amplified_banded
 
@@ -339,7 +300,6 @@ def account(
         strategy,
         noise_multiplier=noise_multiplier,
         units_per_client=units_per_client,
-        num_clients=num_clients,
     )
     # A unit whose samples are known: the run is then one Gaussian mechanism.
     known_mu = math.inf
@@ -347,8 +307,7 @@ def account(
         known = strategy.sensitivity(sampling.schema).value
         known_mu = units_per_client * known / noise_multiplier
     if not isinstance(run, amplified_banded.AmplifiedBanded):
-        is_replaced = sampling.kind == "truncated"
-        return BoundedRun(run, SAMPLINGS[sampling.kind].method, known_mu, is_replaced)
+        return BoundedRun(run, SAMPLINGS[sampling.kind].method, known_mu)
     return SampledSteps(
         run.sampled.noise_multiplier,
         run.sampled.sampling_probability,

@@ -22,22 +22,18 @@ from tff_dpftrl.private_round import secure_sums
 class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
     """TFF factory of sums over clients by secure modular sums of integers.
 
-    The result is the sum of the updates, each clipped to `clip_norm`, up to
-    rounding: per coordinate, a stddev of at most `encoding.rounding_stddev_bound`.
-    No client contributes more than `contribution_norm` to its L2 norm. Updates are
-    clipped here even if the caller has clipped them by other rules before.
+    The result is the sum of the updates, each clipped to `clip_norm`, up to rounding: per
+    coordinate, a stddev of at most `encoding.rounding_stddev_bound`. No client contributes more
+    than `contribution_norm` to its L2 norm. Updates are clipped here even if the caller has clipped
+    them by other rules before.
 
-    Clients compute in float32. The sum is exact, and decoded in float64 before it is
-    cast to the dtypes of the updates. In float32 that cast would add rounding that
-    the noise does not cover, so a private caller gives updates in float64.
+    Clients compute in float32. The sum is exact, and decoded in float64 before it is cast to the
+    dtypes of the updates. In float32 that cast would add rounding that the noise does not cover, so
+    a private caller gives updates in float64.
 
-    Any number of clients from 0 to `encoding.max_clients` is summed exactly as
-    sent; with more the round fails, because the sum might have wrapped around.
-    The measurement "summed_clients" is the number of clients in the sum.
-
-    Attributes:
-      encoding: Grid of the encoded updates.
-      clip_norm: L2 norm C that each update is clipped to before rounding.
+    Any number of clients from 0 to `encoding.max_clients` is summed exactly as sent; with more the
+    round fails, because the sum might have wrapped around. The measurement "summed_clients" is the
+    number of clients in the sum.
     """
 
     sum_dtype = np.float64

@@ -136,7 +136,7 @@ def _check_branches(args: argparse.Namespace, *, is_sampled: bool) -> None:
     if is_sampled:
         rounds = args.fork_at + args.branches * (args.rounds - args.fork_at)
         raise validation.UsageError(
-            "--branches is not for --sampling. For poisson and truncated, if each branch draws its "
+            "--branches is not for --sampling. For poisson, if each branch draws its "
             f"cohorts anew, give --rounds {rounds}, the rounds of all branches. For others, leave "
             "out --sampling, and give the separation and participations that clients keep to."
         )

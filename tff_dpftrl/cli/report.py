@@ -169,7 +169,7 @@ def _report_again(folder: pathlib.Path, form: str) -> None:
     """Derives the report of a run again from what it has committed."""
     known = manifest.read(folder)  # Refuses what is no run before TensorFlow is imported.
     packages.require("The report of a run", "tensorflow", "matplotlib")
-    baselines, held_out, keyboards, written = {}, None, {}, "model"
+    baselines, held_out, written = {}, None, "model"
     if known.kind == manifest.CUSTOM_FINETUNING:
         from tff_dpftrl.finetuning import custom_run
 
@@ -178,7 +178,6 @@ def _report_again(folder: pathlib.Path, form: str) -> None:
     else:
         results = _report_on_text(known.kind, folder)
         baselines, held_out = dict(results.baselines), results.held_out
-        keyboards = dict(results.keyboard_baselines)
     if form == "json":
         output.print_json(
             {
@@ -186,7 +185,6 @@ def _report_again(folder: pathlib.Path, form: str) -> None:
                 "last_round": {name: _finite(value) for name, value in results.rows[-1].items()},
                 "baselines": baselines,
                 "held_out": held_out,
-                "keyboard_baselines": keyboards,
                 "summary": results.summary,
             }
         )
@@ -194,8 +192,6 @@ def _report_again(folder: pathlib.Path, form: str) -> None:
         print(f"{results.summary}\nStatement, curves and {written} are in {folder}/")
         if held_out is not None:
             _print_head_words(held_out["head_words"])
-            if "keyboard" in held_out:  # Older runs had none.
-                _print_keyboards({"model": held_out["keyboard"], **keyboards})
 
 
 def _report_on_text(kind: manifest.Kind, folder: pathlib.Path) -> report_lib.TrainingResults:
@@ -219,18 +215,6 @@ def _print_head_words(head_words: Mapping[str, Any]) -> None:
     for size, shares in head_words["histograms"].items():
         rows.append([size, *(f"{share:.1%}" for share in shares)])
     output.print_table(rows, left=0)
-
-
-def _print_keyboards(measured: Mapping[str, Mapping[str, Any]]) -> None:
-    """Prints the stand-ins for a keyboard's A/B metrics, of the model and of n-grams."""
-    from tff_dpftrl.training import report
-
-    print("\nOn held-out users, as the suggestions of a keyboard:")
-    rows = [["", *results_lib.KEYBOARD_METRICS]]
-    rows += [[name, *report.keyboard_shares(one)] for name, one in measured.items()]
-    output.print_table(rows, left=0)
-    for name, meaning in results_lib.KEYBOARD_METRICS.items():
-        print(f"{name}: {meaning}")
 
 
 def _finite(value: Any) -> Any:

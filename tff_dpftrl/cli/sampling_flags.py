@@ -16,10 +16,7 @@ if TYPE_CHECKING:
     from tff_dpftrl.mechanisms import strategy as strategy_lib
     from tff_dpftrl.participation import sampling as sampling_lib
 
-_OPTIONS = (
-    *("sampling_probability", "group_size", "sampling_groups", "min_sep", "bins"),
-    *("rounds_per_client", "clients", "largest_cohort"),
-)
+_OPTIONS = ("sampling_probability", "group_size", "sampling_groups", "min_sep", "bins")
 
 _ESTIMATED = ("bins", "b-min-sep")
 """Samplings whose bound is not tight, and whose privacy losses can be drawn."""
@@ -70,15 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser, replaces: Sequence[Any] = ())
             "Default: 1, users are drawn.",
         ),
         ("sampling_groups", int, "G", "Number of groups that take turns, at least --bands."),
-        (
-            "bins",
-            int,
-            "B",
-            "Number of bins: number of rounds from one of a client's to its next.",
-        ),
-        ("rounds_per_client", int, "K", "Number of rounds of each client."),
-        ("clients", int, "N", "Number of clients."),
-        ("largest_cohort", int, "M", "Largest number of clients in a round."),
+        ("bins", int, "B", "Number of bins: rounds from one of a client's to its next."),
     ):
         users = [row for row, entry in samplings.SAMPLINGS.items() if name in _taken(entry)]
         group.add_argument(
@@ -205,7 +194,6 @@ def account(
         units_per_client=validation.integer(
             "--group-size", options.get("group_size", 1), minimum=1
         ),
-        num_clients=options.get("clients"),
     )
 
 

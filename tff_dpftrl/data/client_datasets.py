@@ -54,19 +54,8 @@ def client_dataset(
 ) -> tf.data.Dataset:
     """Returns one client's batches for one round.
 
-    Args:
-      corpus: Corpus of sequences.
-      user_id: Id of one of its users.
-      spec: Batch size and caps.
-      seed: Non-negative seed; give another one in each round. The sampled sequences and
-        their order depend on it and the user id only.
-
-    Returns:
-      A dataset of (x, y), both int32 of shape [<= batch_size, sequence_length]; y is
-      x shifted by one word. It has no batch if the user has no text.
-
-    Raises:
-      ValueError: If there is no such user.
+    They are (x, y), int32, shape [≤ batch_size, sequence_length]; y is x shifted by one word. There
+    is no batch if the user has no text.
     """
     return batches(client_rows(corpus, user_id, spec, seed), spec)
 
@@ -96,21 +85,9 @@ def create_preprocess_fn(
 ) -> Callable[[tf.data.Dataset], tf.data.Dataset]:
     """Returns a graph from texts to batches, for `ClientData.preprocess`.
 
-    Args:
-      vocabulary: Vocabulary of the ids.
-      sequence_spec: Length and splitting of the sequences.
-      client_spec: Batch size and caps.
-      is_tokenized: Whether texts are words separated by spaces already.
-      shuffle_seed: Seed of the order of the sequences; the texts' order if None.
-      shuffle_buffer_size: Number of sequences that are shuffled at a time.
-
-    Returns:
-      A function from a dataset of `OrderedDict(tokens=text, ...)`, text a scalar string
-      normalised to NFC, to a dataset of (x, y), both int32 of shape [<= batch_size,
-      sequence_length].
-
-    Raises:
-      ValueError: If the vocabulary is of sub-words that no graph can make.
+    It takes a dataset of `OrderedDict(tokens=text, ...)`, where the text is a scalar string
+    normalised to NFC. Batches are (x, y), int32, shape [≤ batch_size, sequence_length]. Without
+    `shuffle_seed`, sequences keep the texts' order.
     """
     rule = vocabulary.rule(is_tokenized)
     if not rule.is_in_graphs:

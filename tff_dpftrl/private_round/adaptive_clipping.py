@@ -142,25 +142,17 @@ class CountedContribution(NamedTuple):
 class AdaptiveClipRound(interface.PrivateRound):
     """Mechanism of DP-FTRL with an estimated clip norm and restarts.
 
-    A client moves a round's average by at most clip_norm · unit_inflation /
-    clients_per_round and the unclipped fraction by at most 1 / (2 clients_per_round),
-    whatever it sends, for up to `summation.MAX_CLIENTS` clients in a round. Clients
-    missing to `clients_per_round` count as half unclipped.
+    A client moves a round's average by at most clip_norm · unit_inflation / clients_per_round and
+    the unclipped fraction by at most 1 / (2 clients_per_round), whatever it sends, for up to
+    `summation.MAX_CLIENTS` clients in a round. Clients missing to `clients_per_round` count as half
+    unclipped.
 
-    Attributes:
-      strategy: Strategy C of both streams, with its restarts.
-      clipping: Settings of the estimation of the clip norm.
-      noise_multiplier: Noise multiplier z of both streams together, the one to account for.
-      update_noise_multiplier: Noise multiplier z_Δ of the updates alone.
-      clipped_count_stddev: Standard deviation σ_b of the noise on the counts.
-      clients_per_round: Fixed denominator of both noised sums.
-      unit_inflation: Factor by which encoding may lengthen a contribution; None if
-        the updates are summed as they are clipped.
-      deterministic_seed: Seed given by the caller, with which the run is not private; None
-        for a private run.
-      noise_parties: Number of parties that have each added the whole noise to both sums: with any,
-        `release` adds none, and the state has no secret.
-      secure_noise: Whether the noise is of a cryptographic generator, on a grid.
+    Account for `noise_multiplier`, z of both streams together. It is split into z_Δ,
+    `update_noise_multiplier`, and σ_b, `clipped_count_stddev`. `unit_inflation` is the factor by
+    which encoding may lengthen a contribution; None if the updates are summed as they are clipped.
+    With a `deterministic_seed` the run is not private. With any `noise_parties`, each has added the
+    whole noise to both sums: `release` adds none, and the state has no secret. With `secure_noise`,
+    the noise is of a cryptographic generator, on a grid.
     """
 
     contribution_type = CountedContribution

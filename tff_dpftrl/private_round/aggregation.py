@@ -33,9 +33,7 @@ Parts = collections.OrderedDict
 class Aggregation:
     """Aggregation of updates by a private round.
 
-    Attributes:
-      private_round: The mechanism, with its strategy, noise multiplier and clipping.
-      vector_sum: Secure sum of the clipped updates; None if they are summed in the clear.
+    `vector_sum` is the secure sum of the clipped updates; None if they are summed in the clear.
     """
 
     def __init__(

@@ -80,11 +80,7 @@ _LONGEST_LABEL = 60  # Characters; longer labels would leave no room for the cur
 
 
 def of(found: results_lib.Results) -> str:
-    """Returns the page of a results folder, as HTML.
-
-    Args:
-      found: Facts in the folder.
-    """
+    """Returns the page of a results folder, as HTML."""
     sections = [
         ("Privacy", _privacy(found)),
         ("Participation", _participation(found)),
@@ -105,16 +101,10 @@ def of(found: results_lib.Results) -> str:
 def document(
     title: str, lead: str, sections: Iterable[tuple[str, str]], *, is_private: bool
 ) -> str:
-    """Makes a page.
+    """Makes a page of sections, pairs of a heading and HTML; empty sections are left out.
 
-    Args:
-      title: Title, not escaped.
-      lead: First sentence, not escaped.
-      sections: Pairs of a heading, not escaped, and its content as HTML; empty ones are left out.
-      is_private: Whether there are exact figures of the training users.
-
-    Returns:
-      HTML of the page.
+    Title, lead and headings are not escaped yet. `is_private` says whether there are exact figures
+    of the training users.
     """
     parts = []
     for number, (heading, content) in enumerate(sections):
@@ -227,18 +217,11 @@ def chart(
     x_label: str,
     y_label: str,
 ) -> str:
-    """Draws curves with Matplotlib.
+    """Draws curves with Matplotlib, as an image whose `alt` text describes them.
 
-    Args:
-      series: By label, the x and the y of a curve's points, sorted by x. Values that are not
-        finite and curves without points are left out.
-      title: Title, not escaped.
-      x_label: Name of the horizontal axis.
-      y_label: Name of the vertical axis, with its unit.
-
-    Returns:
-      HTML: an image that its `alt` text describes, equal for equal arguments. Without Matplotlib,
-      a sentence that says what to install. "" if there are no points.
+    `series` has, by label, the x and the y of a curve's points, sorted by x; points that are not
+    finite are left out. Equal arguments make equal HTML. Without Matplotlib, it is a sentence that
+    says what to install; without points, "".
     """
     curves = {}
     for label, (xs, ys) in series.items():
@@ -301,16 +284,10 @@ def charts(
     is_of_words: bool,
     levels: Mapping[str, float] | None = None,
 ) -> str:
-    """Draws accuracy, loss and ε of runs.
+    """Draws accuracy, loss and ε of runs, whose rows are given by label; "" for a single run.
 
-    Args:
-      runs: Rows by label of the run; "" for a single one.
-      unit: Name of a round.
-      is_of_words: Whether all models read words; if not, each metric has a chart under its name.
-      levels: Accuracies of simpler models by label, drawn as horizontal lines; none by default.
-
-    Returns:
-      HTML; "" if there is nothing to draw.
+    If not all models read words (`is_of_words`), each metric has a chart under its name. `levels`
+    are accuracies of simpler models, drawn as horizontal lines.
     """
 
     def curves(*columns: tuple[str, str], scale: float = 1.0) -> dict[str, tuple[list, list]]:
@@ -396,21 +373,6 @@ def _measured(found: results_lib.Results) -> str:
                 f"{found.held_out.capitalize()}, after {unit} {last.get('round', 0):g}",
             )
         )
-    if found.keyboard:
-        rows = [
-            [
-                markup.text(name),
-                *(f"{one[m]:.1%}" if m in one else "–" for m in results_lib.KEYBOARD_METRICS),
-            ]
-            for name, one in found.keyboard.items()
-        ]
-        meanings = "; ".join(
-            f"{name}: {what}" for name, what in results_lib.KEYBOARD_METRICS.items()
-        )
-        parts.append(
-            markup.table(["", *results_lib.KEYBOARD_METRICS], rows, "As suggestions of a keyboard")
-        )
-        parts.append(markup.element("p", markup.text(f"{meanings}."), class_="muted"))
     if found.evaluations or found.cells:
         parts.append(markup.element("p", markup.text(HELD_OUT), class_="muted"))
     has_ngrams = found.is_of_words and found.kind not in ("pretraining", "task")

@@ -154,20 +154,6 @@ def lognormal(variance: float, step: float, negligible: float) -> Ratio:
     return Ratio(step, low, masses, zero, float(special.ndtr(-at_p[-1])), negligible)
 
 
-def grid_step(variance: float, num_factors: int, of_factor: float) -> float:
-    """Chooses the interval of a grid for the product of many independent ratios.
-
-    It is a twentieth of a factor's standard deviation, or more where a grid to the largest losses
-    would have too many points. Rounding adds up to a quarter of its square to `of_factor`, the
-    variance of one factor. `variance` is the privacy loss's of the largest Gaussian in one factor.
-    """
-    reach = num_factors * variance + 20.0 * math.sqrt(num_factors * variance)
-    return max(0.05 * math.sqrt(min(of_factor, variance)), min(reach / _MOST_ATOMS, 1.0))
-
-
-_MOST_ATOMS = 30_000
-
-
 def _log_cell_masses(edges: np.ndarray) -> np.ndarray:
     """Computes log(Φ(edges[1:]) − Φ(edges[:-1])) without cancellation."""
     left, right = edges[:-1], edges[1:]
@@ -189,19 +175,6 @@ def product(first: Ratio, second: Ratio) -> Ratio:
         first.lost + second.lost,
         max(first.negligible, second.negligible),
     ).trimmed()
-
-
-def power(ratio: Ratio, exponent: int) -> Ratio:
-    """Computes the law of the product of `exponent` independent copies."""
-    result = None
-    while True:
-        if exponent & 1:
-            result = ratio if result is None else product(result, ratio)
-        exponent >>= 1
-        if not exponent:
-            assert result is not None
-            return result
-        ratio = product(ratio, ratio)
 
 
 def _add_pairs(

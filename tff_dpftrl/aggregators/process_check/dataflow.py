@@ -49,17 +49,13 @@ class PrivateRelease:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """Result of `trace`.
+    """Result of `trace`: aggregations and private releases in the order of their calls.
 
-    Attributes:
-      outputs: Labels of the tensors of the result at the server, by path; a path is a
-        sequence of names, and of indices where there is no name.
-      aggregations: All aggregations, in the order of their indices.
-      releases: Private releases, in the order of their calls.
-      contributions: Type of each clipping's contribution, by the number of its call.
-      released_twice: Numbers of the clippings whose sums went into more than one release.
-      shares_state: Numbers of the clippings whose release was given the state of an earlier one,
-        or what that one returned.
+    `outputs` has the labels of the tensors of the result at the server, by path: names, and indices
+    where there is no name. `contributions` has the type of each clipping's contribution, by the
+    number of its call. `released_twice` has the clippings whose sums went into more than one
+    release, and `shares_state` those whose release was given the state of an earlier one, or what
+    that one returned.
     """
 
     outputs: Mapping[tuple[str | int, ...], labels_lib.Labels]
