@@ -48,7 +48,7 @@ _EXTRAS = {
         *_NEAR_DUPLICATES,
         *_PLOTS,
     ],
-    # Training, pretraining, fine-tuning, personalising, prediction, reports, export, audits.
+    # Training, pretraining, fine-tuning, prediction, reports, export, audits.
     "finetuning": [*_TENSORFLOW, *_TEXT, *_CHECKPOINTS, *_NEAR_DUPLICATES, *_PLOTS],
     # A device, or a fleet of simulated ones.
     "devices": [*_TENSORFLOW, *_TEXT, *_PROTOCOL],

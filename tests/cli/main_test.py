@@ -22,7 +22,6 @@ from tff_dpftrl.cli import account, main
 _COMMANDS = (
     "train",
     "sweep",
-    "personalize",
     "report",
     "audit",
     "predict",
@@ -114,7 +113,6 @@ _LATE = [
     ("sweep --finetune --over seed=0:2 --data none.jsonl --output new", "tensorflow matplotlib"),
     ("finetune-plan --data none.jsonl --initial-weights none --target-epsilon 8", "tensorflow"),
     ("finetune --data none.jsonl --output new", "tensorflow matplotlib"),
-    ("personalize none", "tensorflow"),
     ("predict none --history none.txt", "tensorflow"),
     ("export none --output new", "tensorflow"),
     ("audit --config none.toml --output new", "tensorflow matplotlib"),

@@ -121,12 +121,6 @@ def test_a_temporary_file_goes_with_its_corpus(nothing_in_memory):
     assert not path.parent.exists()
 
 
-def test_what_may_not_be_written_is_not(nothing_in_memory, tmp_path):
-    path = tmp_path / "texts.sqlite"
-    corpus = _group(grouping.Cache(path, may_write=False))
-    assert len(corpus) == 60 and not path.exists()
-
-
 def test_an_error_while_reading_leaves_no_file(nothing_in_memory, tmp_path):
     def failing():
         yield from _ROWS

@@ -53,7 +53,8 @@ def test_nothing_is_run_nothing_is_fetched_and_nothing_is_refused(browser, file)
     assert urls == []
     assert browser.execute_script("return document.scripts.length") == 0
     loaded = browser.execute_script("return [...document.images].map(i => i.naturalWidth)")
-    assert loaded == ([] if "Comparison" in browser.title else [1])
+    assert loaded.count(1) == ("Comparison" not in browser.title) and len(loaded) >= 3
+    assert all(width == 1 or width > 600 for width in loaded)
 
 
 def test_it_has_landmarks_ordered_headings_and_names_for_all_pictures(browser, file):
@@ -67,7 +68,6 @@ def test_it_has_landmarks_ordered_headings_and_names_for_all_pictures(browser, f
       const all = s => [...document.querySelectorAll(s)];
       return [
         ...['header', 'main', 'footer'].filter(s => all(s).length != 1),
-        ...all('svg:not([aria-hidden])').filter(s => !s.getAttribute('aria-label')),
         ...all('img').filter(i => !i.alt).map(() => 'img'),
         ...all('table').filter(t => !t.caption || !t.querySelector('th[scope=col]')).map(() => 't'),
         ...all('section').filter(s => !document.getElementById(s.getAttribute('aria-labelledby'))),
@@ -88,8 +88,7 @@ def test_text_has_contrast_in_both_schemes(browser, file, scheme):
       let worst = [99, ''];
       for (const e of document.querySelectorAll('body *')) {
         if (![...e.childNodes].some(n => n.nodeType == 3 && n.data.trim())) continue;
-        const s = getComputedStyle(e), svg = e instanceof SVGElement;
-        const a = light(svg ? s.fill : s.color), b = light(behind(e));
+        const a = light(getComputedStyle(e).color), b = light(behind(e));
         const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
         if (ratio < worst[0]) worst = [ratio, e.tagName + ' ' + e.className];
       }
@@ -103,11 +102,6 @@ def test_a_phone_shows_it_without_scrolling_sideways(browser, file):
     _open(browser, file, width=360)
     wide = browser.execute_script("return document.documentElement.scrollWidth")
     assert wide <= 360
-    size = browser.execute_script(
-        "const t = document.querySelector('svg text'), s = t.ownerSVGElement;"
-        "return 12 * s.getBoundingClientRect().width / s.viewBox.baseVal.width"
-    )
-    assert size >= 8.0  # Pixels of the smallest text.
 
 
 def test_it_prints_black_on_white_also_from_a_dark_screen(browser, file):

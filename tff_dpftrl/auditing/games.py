@@ -52,11 +52,7 @@ class Canaries:
 
     @classmethod
     def over(cls, sizes: list[int], at_most: int, seed: int) -> Canaries:
-        """Draws canaries over all tensors; a small tensor has room for some of them only.
-
-        They are as many as the largest tensor has room for, with one in five of its coordinates
-        left quiet.
-        """
+        """Draws as many canaries as the largest tensor has room for, a fifth of it left quiet."""
         rng = np.random.default_rng(seed)
         usable = [size - int(_QUIET * size) for size in sizes]
         number = max(1, min(at_most, max(usable)))
@@ -66,7 +62,7 @@ class Canaries:
             some = np.repeat(np.arange(number), each)
             if each == 0:
                 some = rng.permutation(number)[:room]
-            # Quiet coordinates come first: in all tensors the same ones, and neighbours.
+            # Quiet coordinates come first: the same neighbouring ones in all tensors.
             others = np.pad(some, (0, room - len(some)), constant_values=-1)
             owners.append(np.concatenate([np.full(size - room, -1), rng.permutation(others)]))
         owner = np.concatenate(owners)
@@ -152,15 +148,13 @@ class Scale:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GamePlan:
-    """Rounds, canaries and runs of games.
+    """Rounds, canaries and runs of games. Each run has a new initial state.
 
     Attributes:
       signal: Factor of the direction that a canary sends if it takes part: 1, -1 or, in rounds
         outside of the pattern, 0. float64, shape [rounds].
-      canaries: Canaries of every run.
-      num_runs: Number of runs of the process, each from a new initial state.
-      resume_at: Round before which each run is saved and resumed in another process; None
-        for never.
+      resume_at: Round before which each run is saved and resumed in another process; None for
+        never.
     """
 
     signal: np.ndarray

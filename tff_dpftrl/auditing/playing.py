@@ -31,10 +31,9 @@ Resume = Callable[[Any], Any]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Played:
-    """The outcome of a round.
+    """Outcome of a round.
 
     Attributes:
-      state: State of the process after the round.
       released: Flat result, as the process returned it, float64, shape [dim].
       measurements: Measured numbers by their last names; "name[index]" for entries of vectors.
     """
@@ -142,11 +141,7 @@ class Player:
         return self._process.initialize()
 
     def next(self, state: Any, clients: Iterable[np.ndarray | tf.Tensor]) -> Played:
-        """Runs a round.
-
-        A state may be NumPy arrays. A client's vector is its update, then its weight if there is
-        one.
-        """
+        """Runs a round; a client's vector is its update, then its weight if there is one."""
         clients = list(clients)
         if not self.is_compiled:
             clients = [tf.nest.map_structure(np.array, self._value(client)) for client in clients]

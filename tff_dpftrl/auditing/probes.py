@@ -49,13 +49,7 @@ _OVERFLOWING = (1e20, 1e38)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SavedState:
-    """A state between two rounds.
-
-    Attributes:
-      round_index: Index of the next round.
-      state: State of the process.
-      largest_norm: Largest norm that the next round may clip to.
-    """
+    """State before the round `round_index`, which may clip to `largest_norm` at most."""
 
     round_index: int
     state: object
@@ -98,10 +92,7 @@ class Probes:
         canary_norm: float,
         seed: int,
     ):
-        """Initialises the probes.
-
-        `canary_norm` is the norm of a client's huge update, over `SavedState.largest_norm`.
-        """
+        """Initialises probes with updates of norm `canary_norm` times `SavedState.largest_norm`."""
         self._player = player
         self._mechanism = mechanism
         self._saved = list(saved)
@@ -593,9 +584,6 @@ def _variances_apart(one: np.ndarray, two: np.ndarray) -> float:
 
 
 def _detectable(trials: int, error_rate: float) -> float:
-    """Returns the difference of means that is found with 99 % probability.
-
-    It is in standard deviations of the noise, for one column of so many pairs of rounds.
-    """
+    """Returns the difference of means, in noise deviations, found with 99 % probability."""
     needed = math.sqrt(2.0 * math.log(2.0 / error_rate)) + float(stats.norm.ppf(0.99))
     return needed * math.sqrt(2.0 / trials)

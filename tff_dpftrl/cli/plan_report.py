@@ -24,14 +24,8 @@ def as_json(
 ) -> dict[str, Any]:
     """Returns the report as JSON-compatible values.
 
-    Args:
-      shown: Plans to list.
-      what_ifs: Guarantee of each plan under other conditions, or the reason why there is
-        none, or None if it was not asked for.
-      recommended: Plan to begin with.
-
-    Returns:
-      The report.
+    `what_ifs` has the guarantee of each plan under other conditions, or the reason why there is
+    none; None if it was not asked for.
     """
     from tff_dpftrl.accounting import planner
 
@@ -68,16 +62,7 @@ def _parts_json(claim: guarantee_lib.Guarantee) -> dict[str, Any]:
 
 
 def split(costs: Sequence[parts_lib.Cost], epsilon: float, delta: float) -> str:
-    """Returns how a budget is split, with the cost of each part alone.
-
-    Args:
-      costs: What the weights and the other parts cost alone.
-      epsilon: ε of the whole.
-      delta: δ of the whole.
-
-    Returns:
-      A few lines.
-    """
+    """Returns a few lines on how a budget is split, with the cost of each part alone."""
     from tff_dpftrl.accounting import display
 
     rows = [
@@ -126,12 +111,7 @@ def rows(shown: Sequence[planner_lib.Plan], what_ifs: Sequence[WhatIf]) -> list[
 def sampled_rows(
     shown: Sequence[sampled_plans.SampledPlan], num_parameters: int
 ) -> list[list[str]]:
-    """Returns plans with secret sampling as cells of a table, its heading first.
-
-    Args:
-      shown: Plans to list.
-      num_parameters: Number of the model's parameters, float32.
-    """
+    """Returns plans with secret sampling as cells of a table, its heading first."""
     from tff_dpftrl.accounting import display
 
     given = list(shown[0].given)
@@ -190,16 +170,7 @@ def _users_of_a_file(training_users: int) -> int:
 def advice(
     plan: planner_lib.Plan, request: planner_request.Request, workload: str = "prefix"
 ) -> str:
-    """Returns why a plan is recommended, what it promises, and the commands that set it up.
-
-    Args:
-      plan: Recommended plan.
-      request: Request that it answers.
-      workload: Workload of the request as the flag `--workload` takes it.
-
-    Returns:
-      The text, of several lines.
-    """
+    """Returns why a plan is recommended, what it promises, and the commands that set it up."""
     from tff_dpftrl.accounting import display, planner
 
     claim, schema = plan.guarantee, plan.guarantee.schema
@@ -269,7 +240,7 @@ def _noised_task(plan: planner_lib.Plan, request: planner_request.Request) -> st
     from tff_dpftrl.runtime.tasks import secure_groups, task_config
 
     goal, schema = plan.report_goal, plan.guarantee.schema
-    # As many more devices as the declared participation leaves, and the group has room for.
+    # More devices, as far as the declared participation and the size of the group allow.
     over_selection = min(
         task_config.TaskConfig.over_selection,
         request.population / (schema.min_sep * goal),
@@ -304,7 +275,7 @@ def _commands(plan: planner_lib.Plan, request: planner_request.Request, workload
     run, noise = f"--strategy strategy.json {participation}", f"--noise-multiplier {noise}"
     account = f"{run} {noise} --delta {request.delta!r}"
     if request.shares:
-        # They are shares of the whole, which a noise multiplier does not tell.
+        # Shares are shares of the whole budget, which a noise multiplier does not determine.
         shares = ",".join(f"{name}={share:g}" for name, share in request.shares.items())
         noise = f"--target-epsilon {request.target_epsilon!r} --budget-shares {shares}"
         noise += " --vocabulary dp" if "vocabulary" in request.shares else ""

@@ -30,15 +30,10 @@ _LETTERS = re.compile(r"[^\W\d_]+")
 
 
 def docstrings_of_file(path: str) -> list[list[str]]:
-    """Returns the docstrings of one file.
+    """Returns the sentences of each docstring of a file, in the file's order.
 
-    Args:
-      path: Path of a Python source file.
-
-    Returns:
-      The sentences of each docstring of a module, class or function, in the file's order;
-      docstrings without a sentence are left out. Empty for a file that cannot be read or
-      parsed, or has fewer than 100 words in triple quotes.
+    Docstrings without a sentence are left out. A file that cannot be read or parsed, or that has
+    fewer than 100 words in triple quotes, has none.
     """
     try:
         source = pathlib.Path(path).read_text(encoding="utf-8")
@@ -71,14 +66,9 @@ def _docstrings(node: ast.AST) -> Iterator[str]:
 def sentences(docstring: str) -> list[str]:
     """Splits a docstring into sentences of prose.
 
-    Examples of code, headings and rulers are left out, wrapped lines are joined,
-    and each item of a list begins a sentence.
-
-    Args:
-      docstring: Raw docstring, with its indentation.
-
-    Returns:
-      Sentences of at least three words, most of whose characters are letters.
+    Examples of code, headings and rulers are left out, wrapped lines are joined, and each item of a
+    list begins a sentence. Sentences have at least three words, most of whose characters are
+    letters.
     """
     paragraphs: list[list[str]] = [[]]
     in_fence = in_doctest = False

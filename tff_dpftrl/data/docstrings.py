@@ -73,22 +73,10 @@ def read(
     """Returns the docstrings of the installed packages by module.
 
     The first call in an environment reads its source files, in some ten seconds. The result is
-    cached under a name made of the names and versions of all installed packages.
-
-    Args:
-      packages: Top-level names to read, such as `("numpy", "scipy")`; all packages
-        on `sys.path` in folders called site-packages or dist-packages if None.
-      cache_dir: Folder of the cache; `$XDG_CACHE_HOME/tff_dpftrl`, or else
-        `~/.cache/tff_dpftrl`, if None. A folder that cannot be written to is
-        ignored.
-      progress: Callback for the number of files read so far, and of all files.
-
-    Returns:
-      Modules with at least 100 words; user ids are dotted module names, sorted.
-
-    Raises:
-      ValueError: If a package is not installed, or fewer than two modules have
-        enough text.
+    cached under a name made of the names and versions of all installed packages. `packages` are
+    top-level names; None reads all packages in folders called site-packages or dist-packages.
+    `cache_dir` is `$XDG_CACHE_HOME/tff_dpftrl` or `~/.cache/tff_dpftrl` by default. A user is a
+    module with at least 100 words, and its id is the dotted name.
     """
     roots = _package_roots()
     installed = sorted({name for root in roots for name in os.listdir(root)})
@@ -118,16 +106,9 @@ def read(
 
 
 def read_standard_library(*, cache_dir: str | os.PathLike[str] | None = None) -> user_text.UserText:
-    """Returns the docstrings of Python's standard library by module.
+    """Returns the docstrings of Python's standard library by module, as `read` does.
 
     The first call with a version of Python takes some two seconds.
-
-    Args:
-      cache_dir: Folder of the cache; `$XDG_CACHE_HOME/tff_dpftrl`, or else
-        `~/.cache/tff_dpftrl`, if None.
-
-    Returns:
-      Modules with at least 100 words; user ids are dotted module names, sorted.
     """
     root = pathlib.Path(sysconfig.get_paths()["stdlib"])
 

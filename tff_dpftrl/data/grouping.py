@@ -56,24 +56,12 @@ class Cache:
 
     Attributes:
       path: The file; a temporary one, which goes with the process, if None.
-      may_write: Whether the file may be written; otherwise it is used if it is of the same corpus,
-        and a temporary one is written if not.
     """
 
     path: pathlib.Path | None = None
-    may_write: bool = True
 
     def read(self, name: str, fingerprint: str, is_tokenized: bool) -> user_text.UserText | None:
-        """Returns the corpus in the file.
-
-        Args:
-          name: Name of the corpus in messages and statements.
-          fingerprint: Fingerprint of what the corpus was read from, and how.
-          is_tokenized: Whether texts are words separated by white space already.
-
-        Returns:
-          The corpus; None if the file is missing, damaged or of something else.
-        """
+        """Returns the corpus in the file; None if it is missing, damaged or of something else."""
         if self.path is None or not self.path.is_file():
             return None
         reader = _Reader(self.path)
@@ -99,24 +87,11 @@ def group(
     fingerprint: str = "",
     co_owners: Mapping[str, Collection[str]] = types.MappingProxyType({}),
 ) -> user_text.UserText:
-    """Groups texts by user.
+    """Groups texts by user, users and texts in the order of `groups`, which are read once.
 
-    Args:
-      name: Name of the corpus in messages and statements.
-      groups: Users and texts; they are read once. A user may come several times.
-      user_unit: Description of one user, in words.
-      is_tokenized: Whether texts are words separated by white space already.
-      finish: Function that is called with the number of texts that repeat an earlier one of the
-        same user, and the number of users. What it raises ends the grouping, and no file is kept.
-      cache: Place for the file of a corpus that is too large for memory.
-      fingerprint: Fingerprint of what the texts are read from, and how.
-      co_owners: Who else owns texts of a user; it may be filled while `groups` are read.
-
-    Returns:
-      The corpus, users and the texts of each in the order of `groups`.
-
-    Raises:
-      OSError: If the file cannot be written.
+    `finish` is called with the number of texts that repeat an earlier one of the same user, and the
+    number of users. What it raises ends the grouping, and no file is kept. `co_owners` may be
+    filled while `groups` are read.
     """
     examples_by_user: dict[str, list[str]] = {}
     size, rest = 0, iter(groups)
@@ -129,8 +104,7 @@ def group(
         size += sum(map(len, texts)) + _PER_TEXT * len(texts)
         if size > _IN_MEMORY:
             about = {"format": _FORMAT, "fingerprint": fingerprint, "user_unit": user_unit}
-            path = cache.path if cache.may_write else None
-            reader = _Reader.temporary() if path is None else _Reader(path)
+            reader = _Reader.temporary() if cache.path is None else _Reader(cache.path)
             _write(reader.path, _both(examples_by_user, rest), about, finish, co_owners)
             return reader.corpus(name, user_unit, is_tokenized)
     finish(

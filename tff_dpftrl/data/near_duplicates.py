@@ -38,15 +38,8 @@ def without(
 
     Case, white space, punctuation and the form of Unicode make no difference. Not found are a text
     inside a longer one, a translation, and what says the same in other words. Texts of fewer than
-    three words, which those of a language that sets no blanks may be, are compared as a whole.
-
-    Args:
-      public: Corpus to leave texts out of.
-      others: Corpora whose texts are looked for.
-
-    Returns:
-      The corpus, in memory, without those texts and without users who had no others; and the
-      number of texts left out.
+    three words, which those of a language without blanks may be, are compared as a whole. Returns
+    the corpus without users who have no other texts, and the number of texts left out.
     """
     import datasketch
 

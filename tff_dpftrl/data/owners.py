@@ -47,11 +47,7 @@ class Selection:
 def of_cell(cell: Any) -> tuple[str, ...] | None:
     """Returns the distinct owners that a cell names; None if it names none, or is no such cell.
 
-    Args:
-      cell: One id or a list of ids, as `user_ids.as_text` takes them.
-
-    Raises:
-      UsageError: If an id is a float that is too large to be exact.
+    `cell`: one id or a list of ids, as `user_ids.as_text` takes them.
     """
     try:
         names = map(user_ids.as_text, cell if user_ids.is_list(cell) else [cell])
@@ -68,15 +64,8 @@ def select(owners_of_rows: Iterable[Sequence[str] | None], rows_per_owner: int) 
     rows are at least 1/r of the largest possible number: a row that was left out had an owner
     with G selected ones, and each selected row counts for at most r such owners.
 
-    Args:
-      owners_of_rows: Distinct owners of all rows, in the table's order; None of a row without any.
-      rows_per_owner: G, at least 1.
-
-    Returns:
-      The selection. Rows without an owner are never selected.
-
-    Raises:
-      UsageError: If `rows_per_owner` is out of range.
+    `owners_of_rows`: distinct owners of all rows, in the table's order; None of a row without any.
+    `rows_per_owner`: G, at least 1.
     """
     rows_per_owner = validation.integer("rows_per_owner", rows_per_owner, minimum=1)
     numbers: dict[str, int] = {}

@@ -70,13 +70,7 @@ class SequenceCorpus:
         vocabulary: vocabulary_lib.Vocabulary,
         spec: SequenceSpec | None = None,
     ):
-        """Initialises the view; nothing is read yet.
-
-        Args:
-          corpus: Corpus of texts.
-          vocabulary: Vocabulary of the ids.
-          spec: Length and splitting of the sequences; the default spec if None.
-        """
+        """Initialises the view; nothing is read yet."""
         self.corpus = corpus
         self.vocabulary = vocabulary
         self.spec = SequenceSpec() if spec is None else spec
@@ -91,17 +85,7 @@ class SequenceCorpus:
         return self.corpus.user_ids
 
     def sequences(self, user_id: str) -> np.ndarray:
-        """Returns all sequences of one user.
-
-        Args:
-          user_id: Id of one of `user_ids`.
-
-        Returns:
-          Ids, int32, shape [n, T + 1], in the texts' order; do not modify it.
-
-        Raises:
-          ValueError: If there is no such user.
-        """
+        """Returns all sequences of one user: ids, int32, shape [n, T + 1]. Do not modify them."""
         with self._lock:
             cached = self._cache.pop(user_id, None)
             if cached is not None:
@@ -148,19 +132,9 @@ class SequenceCorpus:
     def sample(
         self, user_id: str, *, max_sequences: int | None, num_epochs: int = 1, seed: int
     ) -> np.ndarray:
-        """Samples sequences of one user in random order, all or some of them.
+        """Samples sequences of one user in random order: ids, int32.
 
-        Args:
-          user_id: Id of one of `user_ids`.
-          max_sequences: Largest number of sequences; all if None.
-          num_epochs: Number of passes over the sequences, each in another order.
-          seed: Non-negative seed. The result depends on it and the user only.
-
-        Returns:
-          Ids, int32, shape [num_epochs · min(n, max_sequences), T + 1].
-
-        Raises:
-          ValueError: If there is no such user, or a number is not positive.
+        The shape is [num_epochs · min(n, max_sequences), T + 1].
         """
         if max_sequences is not None:
             validation.integer("max_sequences", max_sequences, minimum=1)
@@ -183,15 +157,9 @@ class SequenceCorpus:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns the sequences of many users in one array, and where each is from.
 
-        Args:
-          user_ids: Ids of the users; all if None.
-          max_sequences: Size of a random sample of the pooled sequences, from users in random
-            order, so that few are read; all sequences if None.
-          seed: Non-negative seed of the sample.
-
-        Returns:
-          Ids, int32, shape [n, T + 1]; indices in `user_ids`, int64, shape [n]; and indices in
-          the `sequences` of that user, int64, shape [n].
+        These are ids, int32, shape [n, T + 1]; indices in `user_ids`; and indices in the
+        `sequences` of that user, both int64, shape [n]. With `max_sequences`, they are a random
+        sample from users in random order, so that few are read.
         """
         user_ids = list(self.user_ids if user_ids is None else user_ids)
         order = np.arange(len(user_ids))
@@ -219,15 +187,9 @@ class SequenceCorpus:
 
         Bits per character are this times the mean loss, over ln 2 (Gao et al. 2020, "The Pile",
         section 3.1, there with bytes). Ends of texts are targets. Characters are those of Unicode,
-        white space included, before the text is lower-cased: what they are does not depend on
-        the vocabulary. Of texts that are cut off, all targets count, as if the rest of the text
-        had the mean loss, too: its characters count as well.
-
-        Args:
-          user_ids: Ids of the users; all if None.
-
-        Returns:
-          The ratio; NaN if there is no character.
+        white space included, before the text is lower-cased: they do not depend on the vocabulary.
+        Of texts that are cut off, all targets and characters count, as if the rest of the text had
+        the mean loss, too.
         """
         if not self.spec.split_long_texts:
             whole = dataclasses.replace(self.spec, split_long_texts=True)

@@ -80,12 +80,7 @@ class Counting:
 
 
 def words_of_user(words: Iterable[str], max_words: int) -> list[str]:
-    """Returns the most frequent words of one user, ties in alphabetical order.
-
-    Args:
-      words: Words of the user, with repetitions.
-      max_words: Largest number of words.
-    """
+    """Returns the most frequent words of one user, ties in alphabetical order."""
     counts = collections.Counter(words)
     return heapq.nsmallest(max_words, counts, key=lambda word: (-counts[word], word))
 
@@ -98,14 +93,7 @@ def weights(
 ) -> dict[str, float]:
     """Adds up the users' weights of their words, without noise: secret.
 
-    Args:
-      corpus: Users.
-      rule: Rule from texts to words.
-      max_words: Largest number of words of a user.
-      known: Public words that are not counted.
-
-    Returns:
-      The weight of each word that a user gives. A user adds a vector of norm 1, or nothing.
+    A user adds a vector of norm 1, or nothing. Words in `known` are public, and not counted.
     """
     known = frozenset(known)
     sums: dict[str, float] = collections.defaultdict(float)
@@ -123,11 +111,8 @@ def release(
 ) -> tuple[str, ...]:
     """Returns the words whose noised weight is above the threshold, by falling noised weight.
 
-    Args:
-      weights: Weight of each word, as `weights` returns them.
-      counting: Parameters of the count.
-      seed: Seed of the noise, for tests: whoever knows it can subtract the noise. If None, each
-        draw is from the operating system's generator.
+    `seed` is for tests: whoever knows it can subtract the noise. If None, each draw is from the
+    operating system's generator.
     """
     generator = random.SystemRandom() if seed is None else random.Random(seed)
     deviation = counting.noise_multiplier
@@ -148,23 +133,11 @@ def add_words(
 ) -> vocabulary.Vocabulary:
     """Adds words of protected users, counted with noise, to a public vocabulary.
 
-    The first half of the public words is kept, and not counted. Then come the words that are
-    released, and then the other public words, as many as there is room for: so that the number
-    of words does not depend on the users, and the budget is not spent on words like "the".
-
-    Args:
-      public: Public vocabulary, best words first; None for the users' words alone.
-      corpus: Users to protect.
-      size: Largest number of words.
-      counting: Parameters of the count.
-      lower_case: Whether to lower-case.
-      seed: Seed of the noise, for tests; from the operating system if None.
-
-    Returns:
-      The vocabulary, whose source says how it was made. It has one public word if there is none.
-
-    Raises:
-      UsageError: If `size` is not positive.
+    The first half of the public words is kept, and not counted. Then come the released words, and
+    then as many of the other public words as there is room for. So the number of words does not
+    depend on the users, and the budget is not spent on words like "the". `public` has the best
+    words first; None for the users' words alone. `seed` is for tests; None for the operating
+    system's generator.
     """
     validation.integer("size of the vocabulary", size, minimum=1)
     before = () if public is None else public.words

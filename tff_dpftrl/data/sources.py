@@ -40,31 +40,14 @@ def load_user_text(
     notice: tables.Notice = tables.to_stderr,
     rows_per_owner: int | None = None,
 ) -> user_text.UserText:
-    """Returns the corpus that `spec` names.
+    """Returns the corpus that `spec` names, with at least two users.
 
-    Args:
-      spec: Name "docs" for the docstrings of the installed packages; a `.sqlite` file in TFF's
-        layout; or files of tables (`table_files.find`): CSV, TSV, JSON lines, Parquet, Feather.
-        A `.jsonl` file may also have one line a user (`jsonl.read`).
-      pretokenized: Whether the texts of a file are words separated by white space.
-      sqlite_text_feature: Name of the text feature of an example in SQLite.
-      sqlite_split: Split of SQLite to read; all of them if None.
-      table: Options of reading tables.
-      cache: Place for the texts of a table that is too large for memory. They are used as long as
-        the names, sizes and times of the files and the options are those that they were read with.
-      cache_dir: Folder in which "docs" is cached; `docstrings.read` has the default.
-      progress: Callback for the number of files read for "docs", and of all files.
-      notice: Callback for lines about what was found in a table.
-      rows_per_owner: Largest number of rows of a user where the column of users may have lists of
-        users, who all own the row (`owners.select`); None if each row has one user. Each selected
-        row is among the texts of the first of its owners.
-
-    Returns:
-      The corpus; it has at least two users.
-
-    Raises:
-      ValueError: If there is no such corpus, it cannot be read, or an option does
-        not apply to it.
+    `spec` is "docs" for the docstrings of the installed packages; a `.sqlite` file in TFF's layout;
+    or files of tables (`table_files.find`). A `.jsonl` file may also have one line a user
+    (`jsonl.read`). Cached texts of a table are used as long as its options and the names, sizes and
+    times of its files are the same. `rows_per_owner` is the largest number of rows of a user where
+    the column of users may have lists of users, who all own the row (`owners.select`). Each
+    selected row is among the texts of the first of its owners.
     """
     is_sqlite = spec.endswith(_SQLITE)
     if rows_per_owner is not None and (is_sqlite or spec == "docs"):
@@ -159,22 +142,7 @@ def of_rows(
 ) -> user_text.UserText:
     """Returns the corpus of a table in memory, checked as one that is read from a file.
 
-    Args:
-      rows: A pandas or polars data frame, an Arrow table, record batch or reader of these, a
-        `datasets.Dataset`, or an iterable of (user, text) pairs, which is read once.
-      name: Name of the corpus in messages and statements.
-      pretokenized: Whether the texts are words separated by white space.
-      table: Options of reading tables, but for `encoding` and `split`, which are for files.
-      cache: Place for texts that are too large for memory; it is written anew at each call.
-      notice: Callback for lines about what was found.
-      rows_per_owner: Largest number of rows of a user where rows may have lists of users; None if
-        each row has one user.
-
-    Returns:
-      The corpus; it has at least two users.
-
-    Raises:
-      UsageError: If the rows cannot be used.
+    `rows_per_owner` is the largest number of rows of a user where rows may have lists of users.
     """
     columns, numbered = tables.of_memory(rows, table)
     selection = None
@@ -215,10 +183,6 @@ def problem_of(spec: str, table: tables.TableOptions = _DEFAULTS) -> str | None:
     """Returns what is wrong with the name of a corpus or its columns; None if nothing is.
 
     Only the beginning of each file is read.
-
-    Args:
-      spec: Name of the corpus, as for `load_user_text`.
-      table: Options of reading tables.
     """
     if spec == "docs":
         return None
@@ -329,16 +293,9 @@ def share_texts(
 ) -> bool:
     """Returns whether two corpora are the same, or users of the second have texts in the first.
 
-    Args:
-      one: First name or path; a name of no file is compared by name.
-      other: Second name or path.
-      table: Options of reading `other`, if it is a table.
-      one_table: Options of reading `one`, if it is a table.
-      users: Users of the second who are read already; perhaps they are in no file.
-
-    Returns:
-      Whether they do, by the names, the bytes, or else the texts (`user_text.shared_users`) of
-      files that can be read as they are. Texts that were changed are not recognised.
+    Names, bytes, or else the texts of files that can be read as they are, are compared
+    (`user_text.shared_users`). Texts that were changed are not recognised. `users` are users of the
+    second corpus that are read already.
     """
     if are_same_file(one, other):
         return True
@@ -356,10 +313,7 @@ def parts_of(
 ) -> Iterator[user_text.UserText]:
     """Yields what is known of a corpus, for a comparison.
 
-    Args:
-      spec: Name or path; nothing is read of a name of no file, nor of a file that cannot be read.
-      table: Options of reading it, if it is a table.
-      users: Parts of it that are read already.
+    Nothing is read of a name of no file, nor of a file that cannot be read.
     """
     yield from users
     if is_on_disk(spec):

@@ -36,12 +36,8 @@ def is_held_out(user_id: str) -> bool:
 def by_user(corpus: user_text.UserText) -> UserSplit:
     """Splits by user: bucket 0 is test, 1 is validation, the others train.
 
-    Args:
-      corpus: Corpus to split.
-
-    Returns:
-      The three parts, about 80, 10 and 10 % of the users, in the corpus's order.
-      A small corpus may leave a part empty.
+    The parts have about 10, 10 and 80 % of the users, in the corpus's order. A part of a small
+    corpus may be empty.
     """
     parts: tuple[list[str], list[str], list[str]] = ([], [], [])
     for user_id in corpus.user_ids:

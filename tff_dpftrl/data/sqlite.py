@@ -28,23 +28,9 @@ def read(
 ) -> user_text.UserText:
     """Opens a corpus; texts are read at each access.
 
-    For the Stack Overflow file of `tff.simulation.datasets.stackoverflow.load_data`,
-    whose words are separated by spaces, pass `is_tokenized=True`.
-
-    Args:
-      path: SQLite file; it is opened for reading only.
-      split_name: Split to read ("train", "heldout" or "test" in Stack Overflow); all of them if
-        None.
-      text_feature: Name of the bytes feature that holds the text, UTF-8.
-      is_tokenized: Whether texts are words separated by white space already.
-
-    Returns:
-      The corpus, users sorted by id, examples in the file's order.
-
-    Raises:
-      ValueError: If the file is missing or is not such a database, there is no
-        such split, or fewer than two users; and, when examples are read, if one
-        is not a `tf.train.Example` with `text_feature`.
+    For the Stack Overflow file of `tff.simulation.datasets.stackoverflow.load_data`, whose words
+    are separated by spaces, pass `is_tokenized=True`. `split_name` None reads all splits.
+    `text_feature` names the bytes feature that holds the text, UTF-8.
     """
     path = pathlib.Path(path)
     if not path.is_file():

@@ -101,16 +101,9 @@ class SubwordTokenizer:
         return self.kind == "wordpiece"
 
     def split(self, texts: tf.Tensor) -> tf.RaggedTensor:
-        """Returns the tokens of each text, as a graph.
+        """Returns the tokens of each text, as a graph; the same as from `words`.
 
-        Args:
-          texts: Texts, UTF-8 strings, normalised to NFC, shape [n].
-
-        Returns:
-          Tokens of each text, the same as from `words`; strings, ragged shape [n, None].
-
-        Raises:
-          ValueError: If no operations of TensorFlow do what the tokenizer does.
+        `texts` are normalised to NFC, UTF-8, shape [n]. The tokens have the ragged shape [n, None].
         """
         import tensorflow as tf
 
@@ -219,14 +212,7 @@ class Subwords(vocabulary.Vocabulary):
 def words_of(
     kind: Kind, *, lower_case: bool, is_tokenized: bool, word_rule: int = tokenizer.LATEST
 ) -> Callable[[str], list[str]]:
-    """Returns the rule from a text to what a learned vocabulary has pieces of.
-
-    Args:
-      kind: "wordpiece": words; "sentencepiece": words that begin with their space, as "▁".
-      lower_case: Whether they are lower-cased.
-      is_tokenized: Whether texts are words separated by white space already.
-      word_rule: Version of the rule: `Tokenizer.version`.
-    """
+    """Returns the rule from a text to what a learned vocabulary has pieces of."""
     rule = tokenizer.Tokenizer(lower_case, is_tokenized, word_rule)
 
     def whole(text: str) -> list[str]:
@@ -254,11 +240,7 @@ def _cleaned(text: str, lower_case: bool, word_rule: int) -> str:
 
 
 def package() -> Any:
-    """Returns the package `tokenizers`.
-
-    Raises:
-      UsageError: If it is not installed.
-    """
+    """Returns the package `tokenizers`."""
     packages.require("A vocabulary of sub-words", "tokenizers")
     import tokenizers
 
@@ -342,24 +324,8 @@ def of_definition(
 ) -> Subwords:
     """Returns the vocabulary of the content of a `tokenizer.json`.
 
-    Args:
-      definition: The content.
-      where: Name of its file, for messages.
-      source: Source of the tokens, for the privacy statement.
-      kind: Kind of the vocabulary.
-      lower_case: Whether a learned vocabulary is of lower-cased text.
-      is_public: Whether the tokens are independent of the users to be protected.
-      beginning: Token that begins a text; a usual one if None.
-      end: Token that ends a text; a usual one if None.
-      unknown: Token of what cannot be spelled; None if there is no such text.
-      word_rule: Version of the rule of a learned vocabulary (`Tokenizer.version`); a checkpoint's
-        tokenizer decides by itself what is normalised.
-
-    Returns:
-      The vocabulary.
-
-    Raises:
-      ValueError: If the content is damaged, or names no end of a text.
+    `beginning` and `end` are tokens that begin and end a text; usual ones if None. `unknown` is the
+    token of what cannot be spelled; None if there is no such text.
     """
     if kind not in get_args(Kind):
         raise validation.UsageError(f"{where}: there is no kind {kind!r} of sub-words.")
@@ -461,15 +427,7 @@ def to_json(words: Subwords) -> dict[str, Any]:
 
 
 def of_json(content: dict[str, Any], where: str) -> Subwords:
-    """Returns the vocabulary that `to_json` described.
-
-    Args:
-      content: Its result, and `source`, `lower_case`, `is_public` and `word_rule`.
-      where: Name of the file, for messages.
-
-    Raises:
-      ValueError: If a field is missing or damaged.
-    """
+    """Returns the vocabulary that `to_json` described."""
     tokens = {name: content.get(name) for name in ("beginning", "end", "unknown")}
     if not all(isinstance(token, str) or token is None for token in tokens.values()):
         raise validation.UsageError(

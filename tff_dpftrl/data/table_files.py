@@ -76,11 +76,7 @@ def parts(spec: str) -> list[str]:
 
 
 def absolute(spec: str) -> str:
-    """Returns a name of files that can be found from every folder; other names as they are.
-
-    Args:
-      spec: Name of files, or of something in memory: a word without an ending.
-    """
+    """Returns a name of files that can be found from every folder; other names as they are."""
     names = []
     for part in parts(spec):
         path = pathlib.Path(part).expanduser()
@@ -97,20 +93,11 @@ def absolute(spec: str) -> str:
 def find(
     spec: str, *, split: str | None = None, notice: tables.Notice | None = None
 ) -> list[pathlib.Path]:
-    """Finds the files that a name stands for.
+    """Finds the files that a name stands for: a file, a folder, a pattern, or several with commas.
 
-    Args:
-      spec: Path of a file or folder, a pattern with * or ?, or several of them with commas
-        between them. Of a folder, the files of tables in it and below are meant.
-      split: Split of a folder whose files are of several, or `ALL`; "train" if None.
-      notice: Callback for a line about the split. If None, the files of all splits are found.
-
-    Returns:
-      The files; those of a folder or pattern sorted by name. Empty if a part of the name has no
-      ending of a table, and is neither a folder nor a pattern.
-
-    Raises:
-      UsageError: If a folder or a pattern has no file of a table, or there is no such split.
+    Returns the files of a folder or pattern by name. Returns none if a part has no ending of a
+    table, and is neither a folder nor a pattern. `split` is that of a folder whose files are of
+    several, or `ALL`; "train" if None. Without `notice`, the files of all splits are found.
     """
     paths: list[pathlib.Path] = []
     for part in parts(spec):
@@ -185,19 +172,11 @@ def _split_of(folder: pathlib.Path, file: pathlib.Path) -> str | None:
 def rows(
     path: pathlib.Path, encoding: str | None, choose: Choose
 ) -> tuple[tables.Columns, Iterator[tables.Row], str]:
-    """Opens a file of a table.
+    """Opens a file of a table, and has `choose` choose its columns.
 
-    Args:
-      path: The file.
-      encoding: Encoding of a text file; UTF-8, with or without a byte-order mark, if None.
-      choose: Function that chooses the columns. It is called now.
-
-    Returns:
-      The columns; the rows, with the numbers of their lines or, of Parquet and Feather, of the
-      rows; and what is written before such a number.
-
-    Raises:
-      UsageError: If the file cannot be read, also while the rows are.
+    Returns the columns; the rows, with the numbers of their lines or, of Parquet and Feather, of
+    the rows; and what is written before such a number. `encoding` is UTF-8 by default, with or
+    without a byte-order mark.
     """
     kind = kind_of(path)
     if kind in ARROW:

@@ -116,20 +116,7 @@ class Columns:
 
     @classmethod
     def choose(cls, names: Sequence[str], where: str, options: TableOptions) -> Columns:
-        """Chooses the columns by the options, or else by usual names.
-
-        Args:
-          names: Names of all columns.
-          where: Name of the table, for messages.
-          options: Options, which may name the columns.
-
-        Returns:
-          The columns.
-
-        Raises:
-          NoColumnError: If a named column is not there, or none has a usual name.
-          UsageError: If several columns have the name or a usual one.
-        """
+        """Chooses the columns by the options, or else by usual names."""
         if any("\0" in name for name in names):
             raise validation.UsageError(
                 f"{where} has a NUL character in the name of a column: rename it, or pass the "
@@ -189,12 +176,8 @@ class RowCheck:
     ):
         """Starts to count.
 
-        Args:
-          name: Name of the table, for messages.
-          options: Options of reading the table.
-          notice: Callback for lines about what was found.
-          columns: Columns that are read; None of rows without names.
-          selection: Rows that are used, if rows may have several owners; None if each has one.
+        `columns` is None for rows without names. `selection` has the rows that are used, if rows
+        may have several owners.
         """
         self._name, self._options, self._notice = name, options, notice
         self._columns, self._selection = columns, selection
@@ -205,17 +188,9 @@ class RowCheck:
         self._converted: dict[str, str] = {}
 
     def usable(self, rows: Iterable[Row], place: str) -> Iterator[tuple[str, tuple[str]]]:
-        """Yields the rows that can be used.
+        """Yields user and text of the rows that can be used; of several owners, the first.
 
-        Args:
-          rows: Rows of a file or of a table in memory.
-          place: Place of a row, to be followed by its number: "reviews.csv:".
-
-        Yields:
-          User (the first one of several owners) and text, the latter as the only one of a tuple.
-
-        Raises:
-          UsageError: If an id is not exact, or a row repeats the names of the columns.
+        `place` comes before the number of a row in messages, such as "reviews.csv:".
         """
         for number, user, text in rows:
             self._num_rows += 1
@@ -245,15 +220,7 @@ class RowCheck:
                 places.append(f"{place}{number}")
 
     def finish(self, num_repeated: int, num_users: int) -> None:
-        """Says what was found, and refuses a table with too many rows that cannot be used.
-
-        Args:
-          num_repeated: Number of rows whose user and text an earlier row had, too.
-          num_users: Number of users.
-
-        Raises:
-          UsageError: If the table has no row, or too many cannot be used.
-        """
+        """Says what was found, and refuses a table with too many rows that cannot be used."""
         if self._num_rows == 0:
             raise validation.UsageError(f"{self._name} has no rows.")
         num_bad, limit = sum(self._bad.values()), self._options.max_bad_rows
@@ -335,19 +302,7 @@ def damage(text: str) -> str | None:
 
 
 def of_memory(rows: Any, options: TableOptions) -> tuple[Columns | None, Iterator[Row]]:
-    """Returns the rows of a table in memory.
-
-    Args:
-      rows: A pandas or polars data frame, an Arrow table, record batch or reader of these, a
-        `datasets.Dataset`, or an iterable of pairs of a user and a text.
-      options: Options of reading the table.
-
-    Returns:
-      The columns, None for pairs, and the rows, numbered from 0.
-
-    Raises:
-      UsageError: If it is something else, its columns are not found, or options are for files.
-    """
+    """Returns the columns of a table in memory, None for pairs, and the rows, numbered from 0."""
     _refuse(options, ("encoding", "split"), "rows in memory")
     is_reader = hasattr(rows, "read_next_batch")  # Arrow's.
     names = _names(rows.schema.names if is_reader else getattr(rows, "column_names", None))

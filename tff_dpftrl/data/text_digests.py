@@ -57,14 +57,7 @@ class TextDigests:
         return cls(key, _smallest(texts), _smallest(texts_of_users))
 
     def shared_users(self, protected: user_text.UserText) -> int:
-        """Counts the users of a corpus who have their texts in this one.
-
-        Args:
-          protected: Corpus of the users.
-
-        Returns:
-          What `user_text.shared_users` returns for the whole corpus, or for the sample.
-        """
+        """Counts the users of a corpus who have their texts in this one, or in its sample."""
         shared = 0
         for user_id in protected.user_ids:
             examples = protected.examples(user_id)
@@ -84,11 +77,7 @@ class TextDigests:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the digests to a file.
-
-        Raises:
-          OSError: If the file cannot be written.
-        """
+        """Writes the digests to a file."""
         content = io.BytesIO()
         np.savez(
             content,
@@ -100,11 +89,7 @@ class TextDigests:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TextDigests:
-        """Reads what `save` wrote.
-
-        Raises:
-          UsageError: If the file cannot be read.
-        """
+        """Reads what `save` wrote."""
         try:
             with np.load(pathlib.Path(path), allow_pickle=False) as archive:
                 key, texts, of_users = (archive[n] for n in ("key", "texts", "texts_of_users"))

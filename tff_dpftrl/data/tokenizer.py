@@ -124,13 +124,9 @@ class Tokenizer:
         return _pattern(_RE2_LETTER, _RE2_DIGIT, rf"[^{_RE2_SPACES}]", marks)
 
     def split(self, texts: tf.Tensor) -> tf.RaggedTensor:
-        """Returns the words of each text, as a graph.
+        """Returns the words of each text, as a graph; the same as from `words`.
 
-        Args:
-          texts: Texts, UTF-8 strings, normalised to NFC, shape [n].
-
-        Returns:
-          Words of each text, the same as from `words`; strings, ragged shape [n, None].
+        `texts` are normalised to NFC, UTF-8, shape [n]. The words have the ragged shape [n, None].
         """
         import tensorflow as tf
 

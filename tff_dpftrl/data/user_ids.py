@@ -35,12 +35,7 @@ class NoId(Exception):
 
 
 def of_column(cells: Iterable[Any], dtype: Any) -> Iterable[Any]:
-    """Returns the cells of a column; floats of fewer than 64 bits as NumPy's, which are narrow too.
-
-    Args:
-      cells: Cells as Python's values.
-      dtype: Type of the column, of NumPy, pandas, polars, Arrow or datasets; None if not known.
-    """
+    """Returns the cells of a column; floats of fewer than 64 bits as those of NumPy."""
     found = _NARROW.search(str(dtype).lower())
     if found is None:
         return cells
@@ -80,13 +75,9 @@ def surrogate_in(text: str) -> str | None:
 def as_text(cell: Any) -> str:
     """Returns the id in a cell as text.
 
-    Args:
-      cell: Text, bytes in UTF-8, an integer, a whole float, which stands for the integer, a decimal
-        number, a UUID, a date or a time.
-
-    Raises:
-      NoId: If the cell is empty or holds something else.
-      UsageError: If it is a float that is too large to be exact.
+    A cell is text, UTF-8 bytes, an integer, a whole float, which stands for the integer, a decimal
+    number, a UUID, a date or a time. An empty cell raises NoId; a float that is too large to be
+    exact raises UsageError.
     """
     if isinstance(cell, bytes):
         try:
@@ -144,14 +135,7 @@ _LONG = f"with a number of more than {_MAX_DIGITS} digits as the id of the user"
 
 
 def at(place: str, number: int, cell: Any, read: Callable[[Any], _Read] = as_text) -> _Read:
-    """Reads the ids in a cell, and says in which one an id is that is not exact.
-
-    Args:
-      place: Place of a cell, to be followed by its number: "reviews.csv:".
-      number: Number of the row or of the example.
-      cell: The cell.
-      read: Function that reads it.
-    """
+    """Reads the ids in a cell, and says in which one an id is that is not exact."""
     try:
         return read(cell)
     except validation.UsageError as error:
@@ -159,15 +143,7 @@ def at(place: str, number: int, cell: Any, read: Callable[[Any], _Read] = as_tex
 
 
 def check(ids: Iterable[str], where: str) -> None:
-    """Refuses ids that differ only in how they write a number, and what is no id or not exact.
-
-    Args:
-      ids: Ids of users.
-      where: Name of what has them, for the message.
-
-    Raises:
-      UsageError: If there are such ids.
-    """
+    """Refuses ids that differ only in how they write a number, and what is no id or not exact."""
     ids = frozenset(ids)
     for one in ids:
         if not isinstance(one, str):

@@ -63,17 +63,7 @@ class UserText:
         user_unit: str = "one user_id",
         is_tokenized: bool = False,
     ) -> UserText:
-        """Builds a corpus held in memory, users in the mapping's order.
-
-        Args:
-          name: Name of the corpus in messages and statements.
-          examples_by_user: Texts of each user.
-          user_unit: Description of one user, in words.
-          is_tokenized: Whether texts are words separated by white space already.
-
-        Returns:
-          The corpus.
-        """
+        """Builds a corpus held in memory, users in the mapping's order."""
         examples_by_user = {user: tuple(texts) for user, texts in examples_by_user.items()}
         return cls(
             name, user_unit, tuple(examples_by_user), examples_by_user.__getitem__, is_tokenized
@@ -90,18 +80,7 @@ class UserText:
     ) -> UserText:
         """Builds a corpus from a table with a user and a text in each row.
 
-        Args:
-          name: Name of the corpus in messages and statements.
-          rows: Pairs of a user, as `user_ids.as_text` takes it, and a text, read once; for a pandas
-            data frame `zip(frame["user"], frame["text"])`.
-          user_unit: Description of one user, in words.
-          is_tokenized: Whether texts are words separated by white space already.
-
-        Returns:
-          The corpus, in memory; users, and the texts of each, in the order of the rows.
-
-        Raises:
-          ValueError: If a row is no user and a text.
+        Rows are read once. For a pandas data frame, give `zip(frame["user"], frame["text"])`.
         """
         examples_by_user: dict[str, list[str]] = {}
         for number, row in enumerate(rows):
@@ -124,17 +103,7 @@ class UserText:
         return len(self.user_ids)
 
     def examples(self, user_id: str) -> list[str]:
-        """Returns the texts of one user.
-
-        Args:
-          user_id: Id of one of `user_ids`.
-
-        Returns:
-          The user's texts, in order.
-
-        Raises:
-          ValueError: If there is no such user.
-        """
+        """Returns the texts of one user."""
         if user_id not in self._known:
             raise validation.UsageError(
                 f"user_id {user_id!r} is not a user of {self.name!r}; see user_ids."
@@ -167,17 +136,7 @@ class UserText:
         return any(text.strip() for text in self.texts())
 
     def select(self, user_ids: Sequence[str]) -> UserText:
-        """Returns the corpus restricted to some users, in the order given.
-
-        Args:
-          user_ids: Ids of users of this corpus; may be empty.
-
-        Returns:
-          A corpus that reads its texts from this one.
-
-        Raises:
-          ValueError: If a user is unknown or repeated.
-        """
+        """Returns the corpus restricted to some users, in the order given."""
         unknown = [user_id for user_id in user_ids if user_id not in self._known]
         if unknown:
             raise validation.UsageError(
@@ -187,17 +146,7 @@ class UserText:
 
 
 def require_several_users(corpus: UserText) -> UserText:
-    """Checks that a corpus has at least two users, and returns it.
-
-    Args:
-      corpus: Whole corpus, as read from its source.
-
-    Returns:
-      The same corpus.
-
-    Raises:
-      ValueError: If the corpus has no user or only one.
-    """
+    """Checks that a corpus has at least two users, and returns it."""
     if len(corpus) == 0:
         raise validation.UsageError(
             f"{corpus.name}: the corpus is empty; it needs at least two users."
@@ -213,14 +162,9 @@ def require_several_users(corpus: UserText) -> UserText:
 def shared_users(public: UserText, protected: UserText) -> int:
     """Counts the users of one corpus who have their texts in another, in any order.
 
-    Args:
-      public: Corpus in which their texts may be.
-      protected: Corpus of the users.
-
-    Returns:
-      Number of users of `protected` with one of their texts under their id in `public`, or all of
-      their texts, 20 words or more (40 characters where no spaces are written), under any. White
-      space and case make no difference.
+    These have one of their texts under their id in `public`, or all of their texts, 20 words or
+    more (40 characters where no spaces are written), under any. White space and case make no
+    difference.
     """
     texts_of = {user_id: normal_texts(public.examples(user_id)) for user_id in public.user_ids}
     all_texts = frozenset().union(*texts_of.values())

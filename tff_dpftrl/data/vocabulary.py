@@ -156,11 +156,7 @@ class Vocabulary:
         return list(map(self.id_of.get, words, itertools.repeat(len(self.words) + 1)))
 
     def rule(self, is_tokenized: bool = False) -> Rule:
-        """Returns the rule from texts to what `ids` takes.
-
-        Args:
-          is_tokenized: Whether texts are words already, separated by white space.
-        """
+        """Returns the rule from texts to what `ids` takes."""
         return tokenizer.Tokenizer(self.lower_case, is_tokenized, self.word_rule)
 
     def text(self, ids: Sequence[int]) -> str:
@@ -182,14 +178,7 @@ class Vocabulary:
         return False
 
     def count(self, ids: np.ndarray) -> tuple[int, int]:
-        """Counts the words in an array of ids, padding and the ends of texts left out.
-
-        Args:
-          ids: Ids, integers, of any shape.
-
-        Returns:
-          The number of words, and how many of them are not in the vocabulary.
-        """
+        """Returns the number of words in an array of ids, and how many of them are unknown."""
         is_word = ~np.isin(ids, [PAD, self.bos, self.eos])
         unknown = 0 if self.oov is None else int(np.count_nonzero(ids == self.oov))
         return int(np.count_nonzero(is_word)), unknown
@@ -198,21 +187,7 @@ class Vocabulary:
 def most_frequent(
     corpus: user_text.UserText, size: int, *, source: str, lower_case: bool = True
 ) -> Vocabulary:
-    """Returns the most frequent words of a corpus.
-
-    Args:
-      corpus: Corpus to count.
-      size: Largest number of words.
-      source: Description of the corpus for the privacy statement.
-      lower_case: Whether to lower-case.
-
-    Returns:
-      The words by falling count, ties in alphabetical order; fewer than `size` if
-      the corpus has no more.
-
-    Raises:
-      ValueError: If `size` is not positive or the corpus has no words.
-    """
+    """Returns the most frequent words of a corpus."""
     validation.integer(_SIZE, size, minimum=1)
     rule = tokenizer.Tokenizer(lower_case=lower_case, is_tokenized=corpus.is_tokenized)
     counts: collections.Counter[str] = collections.Counter()
@@ -236,20 +211,7 @@ class Make(Protocol):
 def of_training_users(
     corpus: user_text.UserText, size: int, *, lower_case: bool = True, make: Make = most_frequent
 ) -> Vocabulary:
-    """Returns the most frequent words of the users to protect, which gives them away.
-
-    Args:
-      corpus: Corpus of the training users.
-      size: Largest number of words.
-      lower_case: Whether to lower-case.
-      make: Function that makes the vocabulary of the corpus.
-
-    Returns:
-      A vocabulary that is not public, whose source says that no guarantee covers it.
-
-    Raises:
-      ValueError: If `size` is not positive or the corpus has no words.
-    """
+    """Returns the most frequent words of the users to protect, which gives them away."""
     name = pathlib.PurePath(corpus.name).name
     source = f"counted without noise on the training users of {name}, so NOT covered"
     counted = make(corpus, size, source=source, lower_case=lower_case)
@@ -263,40 +225,17 @@ def standard_library(
     cache_dir: str | os.PathLike[str] | None = None,
     make: Make = most_frequent,
 ) -> Vocabulary:
-    """Returns the most frequent words of the standard library's docstrings.
-
-    Args:
-      size: Largest number of words; there are about 9,000.
-      lower_case: Whether to lower-case.
-      cache_dir: Folder of the cache; `docstrings.read` has the default.
-      make: Function that makes the vocabulary of the docstrings.
-
-    Returns:
-      A public vocabulary.
-
-    Raises:
-      ValueError: If `size` is not positive.
-    """
+    """Returns the most frequent of about 9,000 words of the standard library's docstrings."""
     corpus = docstrings.read_standard_library(cache_dir=cache_dir)
     source = "docstrings of Python's standard library"
     return make(corpus, size, source=source, lower_case=lower_case)
 
 
 def english(size: int, *, lower_case: bool = True) -> Vocabulary:
-    """Returns the most frequent words of ordinary English, from a list that this package has.
+    """Returns the most frequent words of ordinary English, from a list of 20,000 in this package.
 
-    The words are those of the package wordfreq, under CC BY-SA 4.0; the head of
-    `english_words.txt` has the details.
-
-    Args:
-      size: Largest number of words; there are 20,000.
-      lower_case: Whether texts are lower-cased, as the words of the list are.
-
-    Returns:
-      A public vocabulary.
-
-    Raises:
-      ValueError: If `size` is not positive, or `lower_case` is false.
+    The words are those of the package wordfreq, under CC BY-SA 4.0; the head of `english_words.txt`
+    has the details.
     """
     validation.integer(_SIZE, size, minimum=1)
     if not lower_case:
@@ -320,26 +259,12 @@ def from_file(
 ) -> Vocabulary:
     """Returns a vocabulary from a file, which the caller thereby declares public.
 
-    Args:
-      path: Table or JSON lines to count (`sources.load_user_text`); otherwise a text file,
-        UTF-8, with one word a line, best first. In a text file, words that equal an earlier one
-        after lower-casing are ignored, and so is the rest of a line after its first white space
-        (such as a count).
-      size: Largest number of words; must be given for a corpus.
-      lower_case: Whether to lower-case.
-      is_tokenized: Whether the texts of a corpus are words separated by white space.
-      protected: Users to protect, all of whose texts are read if the file is a corpus; None if
-        there are none.
-      make: Function that makes the vocabulary of a corpus.
-
-    Returns:
-      A vocabulary whose source says that the operator declared it public.
-
-    Raises:
-      ValueError: If the file cannot be read or has no words, `size` is not
-        positive or is missing, or the file is a corpus with users of `protected`:
-        one of their texts under their id, or all of their texts, 20 words or more,
-        under any. A word list cannot be checked.
+    The file is a table or JSON lines to count (`sources.load_user_text`); or a text file, UTF-8,
+    with one word a line, best first. In a text file, words that equal an earlier one after
+    lower-casing are ignored, and so is the rest of a line after its first white space (such as a
+    count). A corpus needs `size`, and is refused if it has users of `protected`: one of their texts
+    under their id, or all of their texts, 20 words or more, under any. A word list cannot be
+    checked.
     """
     path = pathlib.Path(path)
     if size is not None:
@@ -387,19 +312,8 @@ def is_of_counts(path: str | os.PathLike[str]) -> bool:
 def from_counts(path: str | os.PathLike[str], size: int, *, lower_case: bool = True) -> Vocabulary:
     """Returns the most frequent words of a task that counted words of a public list, with noise.
 
-    Words come first whose estimate is above twice its standard error, by falling estimate; noise
+    First come words whose estimate is above twice its standard error, by falling estimate. Noise
     would choose among the others, so they follow in the order of the public list.
-
-    Args:
-      path: File `counts.csv` of the task's report.
-      size: Largest number of words.
-      lower_case: Whether texts are lower-cased.
-
-    Returns:
-      A vocabulary that is not public, and noised.
-
-    Raises:
-      UsageError: If `size` is not positive, the file has no words, or they are in another case.
     """
     validation.integer(_SIZE, size, minimum=1)
     path, seen = pathlib.Path(path), []

@@ -53,18 +53,7 @@ def write(
     *,
     private: bool = False,
 ) -> None:
-    """Writes a vocabulary, whole or not at all.
-
-    Args:
-      path: File to write; an existing one is replaced.
-      words: Vocabulary to write.
-      rule: Tokenizer of the texts: `words.rule(is_tokenized)`.
-      private: Whether only the owner may read the file.
-
-    Raises:
-      ValueError: If the rule is that of another vocabulary.
-      OSError: If the file cannot be written.
-    """
+    """Writes a vocabulary, whole or not at all."""
     if rule != (expected := words.rule(rule.is_tokenized)):
         raise validation.UsageError(f"rule must be that of the words, {expected}, got {rule}.")
     is_subwords = isinstance(words, subwords.Subwords)
@@ -90,17 +79,7 @@ def write(
 
 
 def read(path: str | os.PathLike[str]) -> tuple[vocabulary.Vocabulary, vocabulary.Rule]:
-    """Reads a vocabulary that `write` wrote, or the `tokenizer.json` of a checkpoint.
-
-    Args:
-      path: File to read.
-
-    Returns:
-      The vocabulary, and the tokenizer of the texts.
-
-    Raises:
-      ValueError: If the file is missing, or is not such a file.
-    """
+    """Reads a vocabulary that `write` wrote, or the `tokenizer.json` of a checkpoint."""
     if pathlib.PurePath(path).name == subwords.NAME:
         found = subwords.read(path)
         return found, found.rule()

@@ -21,14 +21,7 @@ def split(
 ) -> tf.RaggedTensor:
     """Splits words into the longest tokens that they begin with, one after the other.
 
-    Args:
-      words: Words of each text, UTF-8 strings without white space, ragged shape [n, None].
-      tokens: Tokens; one that continues a word begins with "##".
-      unknown: Token of a word that cannot be split.
-      longest_word: Number of characters above which a word is unknown.
-
-    Returns:
-      Tokens of each text, strings, ragged shape [n, None].
+    Words and tokens of each text are strings, ragged shape [n, None].
     """
     flat, hashes = words.values, _hashes(tokens)
     longest = max(len(token) for token in tokens)

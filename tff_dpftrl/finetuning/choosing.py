@@ -77,8 +77,6 @@ class Chosen:
     """Sampling and noise of a run.
 
     Attributes:
-      privacy: The privacy plan.
-      group_size: Group size G, a number of examples.
       reasons: Reasons of the choices, line by line; exact figures of the users may be in them.
       facts: Parameters that the statement reports of the choices.
       not_covered: Data accesses for the choices that ε does not cover, a sentence each.
@@ -126,19 +124,9 @@ def choose(
     public: proxies.Proxies | None,
     num_parameters: int,
 ) -> Chosen:
-    """Chooses what the options leave open.
+    """Chooses what the options leave open; ε includes the private median where it was looked at.
 
-    Args:
-      options: Options of sampling, sizes and noise.
-      users: The protected users.
-      public: Norms of public users' gradients; None if `needs_proxies` returned False.
-      num_parameters: Number of weights that are trained.
-
-    Returns:
-      The choice. Its ε includes that of the private median, wherever that was looked at.
-
-    Raises:
-      ValueError: If the users or the budget cannot have it.
+    `public` has the norms of public users' gradients; None if `needs_proxies` returned False.
     """
     if options.is_amplified:
         return _amplified(options, users, public, num_parameters)
@@ -159,7 +147,7 @@ def _better(
     """Chooses ELS or ULS by the noise of the average, relative to the gradients' size."""
     median = _median(options, users)
     choice, cohort, why = _group_and_cohort(options, users, public)
-    # Whichever is taken, the median was looked at.
+    # The median was looked at, whichever group size is taken.
     charged = dataclasses.replace(
         choice, epsilon=median.epsilon, source=f"{choice.source}, compared with {median.source}"
     )
@@ -237,7 +225,7 @@ def _example(
         budget = users.pool_size(1)
     if budget > pool:
         raise validation.UsageError(
-            # How many there are tells of the users more than ε covers.
+            # The number of examples tells more of the users than ε covers.
             f"compute_budget={budget} exceeds the number of examples in the pool: lower it, or "
             "raise group_size."
         )
@@ -297,7 +285,7 @@ def _clip_norm(
     if options.clip_norm is not None:
         return options.clip_norm, "given"
     public = _given("proxy_data", public)
-    # Few digits say as much as it is worth.
+    # The estimate is not worth more digits.
     norm = float(f"{CLIP_FACTOR * public.gradient_norms(rows):.2g}")
     return norm, (
         f"about half the median norm of the gradients of {public.num_users} public users "
@@ -421,15 +409,7 @@ def _group_size_not_covered(given: group_size.Choice | None) -> tuple[str, ...]:
 
 
 def asked_of_passes(options: SamplingOptions, *, clip_norm: float) -> dp_ftrl_privacy.DpFtrlPrivacy:
-    """Returns the privacy that a run with sampling 'passes' requests.
-
-    Args:
-      options: Options of sampling, sizes and noise.
-      clip_norm: L2 norm that a user's gradient is clipped to.
-
-    Returns:
-      The request; the plan of a new run, or of one that goes on, is made of it.
-    """
+    """Returns the privacy that a run with sampling 'passes' requests."""
     cohort = options.cohort_size or options.budget // _given("group_size", options.group_size)
     return passes.Passes(
         users_per_step=cohort,

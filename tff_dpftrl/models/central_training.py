@@ -42,18 +42,7 @@ def epochs(
 ) -> Iterator[Epoch]:
     """Trains with Adam, whose learning rate falls linearly to zero over all epochs.
 
-    Args:
-      model: Model to train.
-      weights: Initial weights.
-      sequences: Ids, integer, shape [n, T + 1], T the model's sequence length, n positive.
-      num_epochs: Number of passes over the sequences, each in another order.
-      batch_size: Number of sequences in a batch.
-      learning_rate: Adam's learning rate in the first batch.
-      seed: Non-negative seed of the sequences' order.
-      on_batch: Callback for the loss of every batch.
-
-    Yields:
-      The result of each epoch.
+    `sequences` are ids, integer, shape [n, T + 1], with n > 0. Each epoch has its own order.
     """
     variables = [tf.Variable(weight, dtype=tf.float32) for weight in weights]
     rng = np.random.default_rng(seed)

@@ -77,11 +77,7 @@ class Fingerprint(language_model.LanguageModel):
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> Fingerprint:
-        """Builds the fingerprint that `description` described.
-
-        Raises:
-          ValueError: If the description is incomplete.
-        """
+        """Builds the fingerprint that `description` described."""
         try:
             return cls(
                 vocabulary_size=int(description["vocabulary_size"]),
@@ -95,14 +91,7 @@ class Fingerprint(language_model.LanguageModel):
             ) from error
 
     def check_same(self, model: CustomModel) -> None:
-        """Checks that a model is the recorded one.
-
-        Args:
-          model: Custom model with any weights.
-
-        Raises:
-          ValueError: If sizes, names or shapes differ, or it computes something else.
-        """
+        """Refuses a model with other sizes, names or shapes, or that computes something else."""
         remedy = "build the model as it was when the run began."
         for name in ("vocabulary_size", "sequence_length"):
             then, now = getattr(self, name), getattr(model, name)
@@ -161,22 +150,10 @@ def build(
     sequence_length: int,
     trace_in: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> CustomModel:
-    """Traces a model's scores, and checks them.
+    """Traces a model's scores, and checks that it can be trained and evaluated.
 
-    Args:
-      scores: Function from weights, ids and whether it is training to scores.
-      weights: Weights, all of them trainable, by names that do not depend on what else the
-        process has built.
-      vocabulary_size: Number of ids V, special tokens included, that the model must score.
-      sequence_length: Number of positions T that the model must read.
-      trace_in: Maker of the context to trace in; the caller's context if not given.
-
-    Returns:
-      The model.
-
-    Raises:
-      ValueError: If it cannot be trained and evaluated as the models of this package are;
-        the message says what to change.
+    The weights' names must not depend on what else the process has built. `vocabulary_size` counts
+    special tokens. `trace_in` makes the context to trace in.
     """
     _check_weights(weights)
     specs = [tf.TensorSpec(weight.shape, tf.float32) for weight in weights.values()]
@@ -254,16 +231,9 @@ def _check_output(output: Any, wanted: str, sequence_length: int, vocabulary_siz
 
 
 def without_captures(traced: Any) -> Callable[..., Any]:
-    """Makes a function's captures constants, so that any graph can call it.
+    """Makes the captures of a concrete function constants, in place, so that any graph can call it.
 
-    Args:
-      traced: Concrete function, which is changed.
-
-    Returns:
-      The function.
-
-    Raises:
-      UsageError: If it captures a variable or a table.
+    Captured variables and tables are refused.
     """
     captures = list(traced.graph.captures)
     if not captures:

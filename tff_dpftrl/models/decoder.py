@@ -62,17 +62,11 @@ class Decoder(language_model.LanguageModel):
         return [name for name in self.weight_shapes if name.endswith("_kernel")]
 
     def initial_weights(self, seed: int) -> tuple[np.ndarray, ...]:
-        """Draws the weights.
+        """Draws the weights, float32; the same seed gives the same weights everywhere.
 
-        Kernels are Gaussian with standard deviation 1/√(inputs), those that add to the
-        states between blocks 1/√(2 · num_layers) of that (Radford et al. 2019), embeddings
-        0.02; biases are 0, and the scales of norms 1.
-
-        Args:
-          seed: Non-negative seed; the same seed gives the same weights everywhere.
-
-        Returns:
-          One float32 array for each entry of `weight_shapes`.
+        Kernels are Gaussian with standard deviation 1/√(inputs), those that add to the states
+        between blocks 1/√(2 · num_layers) of that (Radford et al. 2019), embeddings 0.02; biases
+        are 0, and the scales of norms 1.
         """
         rng = np.random.Generator(np.random.Philox(seed))
         weights = []
@@ -136,17 +130,10 @@ class TokenDecoder(Decoder):
         return self.vocabulary_size - 1
 
     def _embedded(self, layers: Layers, words: tf.Tensor, *tables: Sequence) -> tf.Tensor:
-        """Returns embeddings, plus rows of further tables; padding is embedded as token 0.
+        """Returns embeddings, plus rows of further tables, shape [batch · T, E].
 
-        No score of a word depends on the embedding of padding, and its gradient is exactly 0.
-
-        Args:
-          layers: Layers with the table "embedding".
-          words: Ids, integer, shape [batch, T].
-          *tables: Names of tables and ids of the rows to add, integer, shape [batch, T].
-
-        Returns:
-          Embeddings, shape [batch · T, E].
+        Padding is embedded as token 0: no score of a word depends on it, and its gradient is
+        exactly 0. `words` and the ids in `tables` are integer, shape [batch, T].
         """
         return layers.lookup(
             ("embedding", tf.maximum(words - 1, 0)),
@@ -160,11 +147,7 @@ class TokenDecoder(Decoder):
 
 
 def check_positions(sequence_length: int, num_positions: int) -> None:
-    """Refuses sequences that are longer than the positions that a model was made for.
-
-    Raises:
-      UsageError: If they are.
-    """
+    """Refuses sequences that are longer than the positions that a model was made for."""
     validation.integer("num_positions", num_positions, minimum=1)
     if sequence_length > num_positions:
         raise validation.UsageError(
@@ -232,14 +215,7 @@ class Layers:
         return run(states, *tf.nest.flatten(parts))
 
     def lookup(self, *tables: tuple[str, tf.Tensor]) -> tf.Tensor:
-        """Adds up rows of tables.
-
-        Args:
-          *tables: Name of each table and ids of rows, integer, all of the same shape.
-
-        Returns:
-          Sums, shape [n, outputs], for n ids.
-        """
+        """Adds up rows of tables, [n, outputs]; the ids of all tables have the same shape."""
         tables = [(self.prefix + name, tf.reshape(ids, [-1])) for name, ids in tables]
         return self.record(
             tf.add_n([embedding_lookup.lookup(self.named[name], ids) for name, ids in tables]),
@@ -293,14 +269,8 @@ class Layers:
 def split_heads(projected: tf.Tensor, parts: int, length: int, heads: int) -> list[tf.Tensor]:
     """Splits projections into parts and heads.
 
-    Args:
-      projected: Projections of all positions, shape [batch · T, parts · heads · size].
-      parts: Number of parts, such as queries, keys and values.
-      length: Number of positions T.
-      heads: Number of heads.
-
-    Returns:
-      The parts, each of shape [batch, heads, T, size].
+    The projections have shape [batch · T, parts · heads · size], and each part has shape [batch,
+    heads, T, size].
     """
     size = projected.shape[1] // (parts * heads)
     projected = tf.reshape(projected, [-1, length, parts, heads, size])
@@ -315,14 +285,9 @@ def _widened(values: tf.Tensor) -> tf.Tensor:
 def causal_attention(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """Applies attention to the present and earlier positions.
 
-    Args:
-      query: Queries, shape [batch, heads, T, size].
-      key: Keys, shape [batch, groups, T, size]. Consecutive heads share those of a group
-        (Ainslie et al. 2023); there are as many groups as heads without that.
-      value: Values, of the keys' shape.
-
-    Returns:
-      Mixed values of all heads, shape [batch · T, heads · size].
+    `query` has shape [batch, heads, T, size], `key` and `value` [batch, groups, T, size].
+    Consecutive heads share the keys of a group (Ainslie et al. 2023). The result has shape [batch ·
+    T, heads · size].
     """
     heads, length, size = query.shape[1:]
     groups = key.shape[1]

@@ -10,14 +10,10 @@ import tensorflow as tf
 
 
 def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-    """Returns rows of a table; the gradient is dense.
+    """Returns rows of a table, shape [..., E], with a dense gradient.
 
-    Args:
-      table: Table, floating, shape [V, E], with V known when the graph is made.
-      ids: Indices of the rows to return, integer, any shape.
-
-    Returns:
-      The rows, of `table`'s dtype, shape [..., E].
+    `table` is floating, shape [V, E], with V known when the graph is made. `ids` are integers of
+    any shape.
     """
 
     @tf.custom_gradient

@@ -33,17 +33,9 @@ class Evaluator:
         batch_size: int = 32,
         targets_per_character: float | None = None,
     ):
-        """Copies the sequences to TensorFlow.
+        """Copies the sequences, integer ids of shape [n, T + 1], to TensorFlow.
 
-        Args:
-          model: Model to evaluate.
-          special: Ids of special tokens.
-          sequences: Ids, integer, shape [n, T + 1], T the model's sequence length.
-          batch_size: Number of sequences that a core scores at a time; it bounds memory.
-          targets_per_character: Number of targets for each character of the text; None if unknown.
-
-        Raises:
-          ValueError: If `sequences` is empty or has another shape.
+        `targets_per_character` is None if unknown.
         """
         if sequences.ndim != 2 or sequences.shape[1] != model.sequence_length + 1:
             raise validation.UsageError(
@@ -56,15 +48,10 @@ class Evaluator:
         self._targets_per_character = targets_per_character
 
     def __call__(self, weights: Sequence[np.ndarray | tf.Tensor]) -> dict[str, float]:
-        """Evaluates trainable weights.
+        """Evaluates trainable weights; returns the metrics of `metrics.finalize`.
 
-        Args:
-          weights: One array for each entry of the model's `weight_shapes`.
-
-        Returns:
-          The metrics of `metrics.finalize` as floats; with `targets_per_character` also
-          `bits_per_character`, the log-loss of all targets over the characters of the text, which
-          can be compared between vocabularies.
+        With `targets_per_character`, `bits_per_character` is added: the log-loss of all targets
+        over the characters of the text, which can be compared between vocabularies.
         """
         counts = tf.nest.map_structure(tf.reduce_sum, self._count(weights))
         found = {name: float(value) for name, value in metrics.finalize(counts).items()}
@@ -83,25 +70,11 @@ class CountsOfUsers:
         special: metrics.SpecialIds,
         sequences: np.ndarray,
     ):
-        """Copies the sequences to TensorFlow.
-
-        Args:
-          model: Model to evaluate.
-          special: Ids of special tokens.
-          sequences: Ids, integer, shape [users, n, T + 1], filled up with padding.
-        """
+        """Copies the sequences, ids of shape [users, n, T + 1] with padding, to TensorFlow."""
         self._count = _counter(model, special, sequences)
 
     def __call__(self, weights: Sequence[np.ndarray], names: Sequence[str]) -> np.ndarray:
-        """Counts the targets of each user.
-
-        Args:
-          weights: One array for each entry of the model's `weight_shapes`.
-          names: Names among those of `metrics.zero_counts`.
-
-        Returns:
-          float64 array of shape [users, names].
-        """
+        """Returns counts of each user, float64, shape [users, names]."""
         counts = self._count(weights)
         return np.stack([counts[name].numpy().astype(np.float64) for name in names], axis=1)
 

@@ -25,18 +25,7 @@ def write(
     *,
     private: bool = False,
 ) -> None:
-    """Writes a model, whole or not at all.
-
-    Args:
-      path: File to write; an existing one is replaced.
-      model: Model that a row of `table.MODELS` makes, or a custom one.
-      weights: One array for each entry of the model's `weight_shapes`.
-      private: Whether only the owner may read the file; otherwise the umask decides.
-
-    Raises:
-      ValueError: If the weights are not those of the model.
-      OSError: If the file cannot be written.
-    """
+    """Writes a model, whole or not at all; a `private` file can be read by its owner only."""
     named = _named(model, [np.asarray(weight) for weight in weights], str(path))
     description = json.dumps(table.describe(model))
     with durable_files.replacing(path, private=private) as file:
@@ -46,18 +35,9 @@ def write(
 def read(
     path: str | os.PathLike[str],
 ) -> tuple[language_model.LanguageModel, tuple[np.ndarray, ...]]:
-    """Reads a model that `write` wrote.
+    """Reads a model and its weights, in the order of `weight_shapes`, as `write` wrote them.
 
-    Args:
-      path: File to read.
-
-    Returns:
-      The model, and its weights in the order of `weight_shapes`. A custom model is returned as
-      its `custom_model.Fingerprint`, which cannot compute.
-
-    Raises:
-      ValueError: If the file is missing or is not such a file, or its weights are not
-        those of the model that it names.
+    A custom model is returned as its `custom_model.Fingerprint`, which cannot compute.
     """
     try:
         arrays = array_files.read(path)

@@ -61,18 +61,11 @@ def tokens_of_rows(
     weights: Sequence[tf.TensorSpec],
     rows: Any,
 ) -> list[tuple[str, int]]:
-    """Reads off a graph how the rows of a batch lie in the results that weights have a part in.
+    """Finds how the rows of a batch are laid out in the results that depend on weights.
 
-    Args:
-      losses: Function from weights and rows to the loss of each row.
-      weights: Shapes of the weights.
-      rows: Structure of specs of the rows, of whose first axes the size is not used.
-
-    Returns:
-      The operations' types, and how many tokens of a row are in the first axes of their results.
-
-    Raises:
-      UnknownUseError: If a use is not known here, or it cannot be told what is whose.
+    `losses` maps weights and rows to the loss of each row. Returns the type of each operation, and
+    the number of tokens of a row in the first axis of its result. A use that is not known, or whose
+    rows cannot be told apart, raises UnknownUseError.
     """
 
     def with_gradients(given, of_rows):
@@ -117,15 +110,8 @@ def _check(
 def find(weights: Sequence[tf.Tensor], tokens: Sequence[tuple[str, int]]) -> list[Found]:
     """Finds the uses of weights in the graph that is being made.
 
-    Args:
-      weights: Tensors of this graph that nothing but the losses has read.
-      tokens: What `tokens_of_rows` returned for the same losses.
-
-    Returns:
-      The uses: one for each weight, or for a tied embedding a lookup and a transposed product.
-
-    Raises:
-      UnknownUseError: As in `tokens_of_rows`.
+    Nothing but the losses may have read the weights. `tokens` is the result of `tokens_of_rows`. A
+    tied embedding has two uses: a lookup and a transposed product.
     """
     return _Reading(tokens).found(weights, weights[0].graph)
 
@@ -166,11 +152,7 @@ class _View:
     size: int
 
     def matrix(self) -> tuple[tuple[int, ...], bool]:
-        """Returns the shape in which the weight lies in memory, and whether this is its transpose.
-
-        Raises:
-          UnknownUseError: If it is neither.
-        """
+        """Returns the shape of the weight in memory, and whether this view is its transpose."""
         shape = tuple(self.tensor.shape)
         if len(shape) == 2 and self.entries is None:
             return shape, False

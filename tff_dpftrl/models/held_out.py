@@ -62,27 +62,12 @@ def predict_words(
     *,
     top: int = TOP,
     batch_size: int = 64,
-    visit: Callable[[np.ndarray], object] | None = None,
     mix: Mix | None = None,
 ) -> WordPredictions:
-    """Predicts each word of some sequences.
+    """Predicts each word of some sequences, integer ids of shape [n, T + 1].
 
-    Args:
-      model: Model to evaluate.
-      weights: One array for each entry of its `weight_shapes`.
-      special: Ids of special tokens.
-      sequences: Ids, integer, shape [n, T + 1], T the model's sequence length.
-      top: Number k of the likeliest words to keep; all if the vocabulary has fewer.
-      batch_size: Number of sequences that are scored at a time; it bounds memory.
-      visit: Callback for the probabilities of all ids at the words of each batch, float32, shape
-        [words, V].
-      mix: Callback that changes the probabilities of some words, if they are to be judged as well.
-
-    Returns:
-      The predictions, sequence after sequence.
-
-    Raises:
-      ValueError: If `sequences` is empty or has another shape, or `top` is not positive.
+    `mix` changes the probabilities of some words, which are then judged as well. `batch_size`
+    sequences are scored at a time, which bounds memory.
     """
     validation.integer("top", top, minimum=1)
     if sequences.shape[1:] != (model.sequence_length + 1,) or len(sequences) == 0:
@@ -91,15 +76,13 @@ def predict_words(
             f"{list(sequences.shape)}."
         )
     weights = [tf.convert_to_tensor(weight, tf.float32) for weight in weights]
-    predict = _predicting(model, special, top, visit is not None or mix is not None)
+    predict = _predicting(model, special, top, mix is not None)
     parts = []
     for start in range(0, len(sequences), batch_size):
         found = predict(weights, tf.constant(sequences[start : start + batch_size], tf.int32))
         flat, targets, is_best, ids, *probabilities = (part.numpy() for part in found)
         rows, positions = np.divmod(flat.astype(np.int64), model.sequence_length)
         rows += start
-        if visit is not None:
-            visit(*probabilities)
         mixed = is_best
         if mix is not None:
             mixed = best_are(mix(rows, positions, *probabilities), targets, special)
@@ -134,13 +117,7 @@ def best_are(
 ) -> np.ndarray:
     """Returns which targets are words of the vocabulary likelier than every other one.
 
-    Args:
-      probabilities: Probabilities of all ids, shape [n, V].
-      targets: Ids, integer, shape [n].
-      special: Special ids, which are not ranked.
-
-    Returns:
-      Truth values, shape [n].
+    `probabilities` have shape [n, V], and `targets` are ids of shape [n].
     """
     others = np.array(probabilities)
     others[:, special.all] = -np.inf
@@ -155,18 +132,11 @@ def accuracy_by_user(
     *,
     count_oov: bool,
 ) -> np.ndarray:
-    """Returns the share of each user's words that were the model's first guess.
+    """Returns the share of each user's words that were the model's first guess, float64.
 
-    Args:
-      predictions: Predictions of the model.
-      users: Number of the user of each sequence, integer.
-      special: Ids of special tokens.
-      count_oov: Whether words out of the vocabulary count, as wrong ones (AccuracyTop1 of
-        McMahan et al. 2018); otherwise they are left out.
-
-    Returns:
-      Accuracies, float64, one for each user who has a word that counts, in the order of
-      their numbers.
+    `users` has the number of the user of each sequence; users without a word that counts are left
+    out. With `count_oov`, words out of the vocabulary count as wrong (AccuracyTop1 of McMahan et
+    al. 2018); otherwise they are left out.
     """
     in_vocab = ~np.isin(predictions.targets, special.all)
     user = np.asarray(users, np.int64)[predictions.rows]
@@ -183,19 +153,10 @@ def head_word_histogram(
 ) -> np.ndarray:
     """Returns histograms of the number of frequent words among a model's likeliest words.
 
-    They are those of Table 3 in McMahan et al. 2018. A model that proposes frequent words only
-    has its mass to the right.
-
-    Args:
-      predictions: Predictions of the model.
-      special: Ids of special tokens.
-      head_sizes: Numbers of words that count as frequent: the most frequent ones among the
-        targets, smaller ids first among equals.
-
-    Returns:
-      Shares, float64, shape [head sizes, k + 1]: in row i and column j the share of words
-      where j of the k likeliest are among the `head_sizes[i]` most frequent. Zeros if
-      there is no word.
+    They are those of Table 3 in McMahan et al. 2018. A model that proposes frequent words only has
+    its mass to the right. Frequent are the `head_sizes[i]` most frequent targets, smaller ids first
+    among equals. Row i, column j has the share of words where j of the k likeliest are frequent;
+    float64, zeros if there is no word.
     """
     size = int(max(predictions.targets.max(initial=0), predictions.likeliest.max(initial=0))) + 1
     counts = np.bincount(predictions.targets, minlength=size)

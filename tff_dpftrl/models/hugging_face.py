@@ -220,17 +220,9 @@ class Checkpoint:
     def read(
         self, sequence_length: int | None = None
     ) -> tuple[language_model.LanguageModel, tuple[np.ndarray, ...]]:
-        """Reads the model.
+        """Reads the model, and one float32 array for each entry of its `weight_shapes`.
 
-        Args:
-          sequence_length: Number of positions T in a batch; `SEQUENCE_LENGTH` if None.
-
-        Returns:
-          The model, and one float32 array for each entry of its `weight_shapes`.
-
-        Raises:
-          UsageError: If the sequences are too long for the model, or a file is damaged, has
-            tensors of other shapes, lacks one or has one that the model has not.
+        `sequence_length` is the number of positions T; `SEQUENCE_LENGTH` if None.
         """
         if sequence_length is None:
             sequence_length = min(SEQUENCE_LENGTH, self.sizes["num_positions"])
@@ -317,18 +309,7 @@ class Checkpoint:
 
 
 def find(folder: pathlib.Path) -> Checkpoint:
-    """Reads the config of a checkpoint, without TensorFlow and without its weights.
-
-    Args:
-      folder: Folder of the checkpoint.
-
-    Returns:
-      The checkpoint.
-
-    Raises:
-      UsageError: If there is none, it is of an unknown architecture, it has pickles only, or a
-        package that reads it is not installed.
-    """
+    """Reads the config of a checkpoint, without TensorFlow and without its weights."""
     if (folder / _ADAPTER_CONFIG).exists() and not (folder / CONFIG).exists():
         raise validation.UsageError(
             f"{folder} has adapters only, of a model elsewhere: merge them first "
@@ -445,17 +426,7 @@ def _refused(folder: pathlib.Path, key: str, value: Any) -> validation.UsageErro
 
 
 def config_of(model: language_model.LanguageModel) -> dict[str, Any]:
-    """Returns the config by which transformers computes a model.
-
-    Args:
-      model: Model whose row in `table.MODELS` is "gpt2" or "llama".
-
-    Returns:
-      Content of `config.json`.
-
-    Raises:
-      UsageError: If it is another model.
-    """
+    """Returns the `config.json` by which transformers computes a "gpt2" or "llama" model."""
     sizes = table.describe(model)
     family = _FAMILIES.get(sizes["model"])
     if family is None:
@@ -489,16 +460,7 @@ def config_of(model: language_model.LanguageModel) -> dict[str, Any]:
 
 
 def copy_rest(source: pathlib.Path, folder: pathlib.Path) -> None:
-    """Copies what belongs to a checkpoint besides its weights: config and tokenizer.
-
-    Args:
-      source: Folder of the checkpoint.
-      folder: Folder to copy to; it is made.
-
-    Raises:
-      UsageError: If a file is missing by now, or is none of the checkpoint's folder.
-      OSError: If a file cannot be read or written.
-    """
+    """Copies the config and the tokenizer of a checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in _rest(source):
         with durable_files.replacing(folder / path.name) as file, open(path, "rb") as content:
@@ -508,19 +470,10 @@ def copy_rest(source: pathlib.Path, folder: pathlib.Path) -> None:
 def write(
     folder: pathlib.Path, model: language_model.LanguageModel, weights: Sequence[np.ndarray]
 ) -> None:
-    """Writes a model as `config.json` and `model.safetensors`.
+    """Writes a "gpt2" or "llama" model as `config.json` and float32 `model.safetensors`.
 
-    What an existing `config.json` says besides of the model, such as ids of special tokens, stays
-    in it; what it says of its origin does not.
-
-    Args:
-      folder: Folder to write to; it is made.
-      model: Model whose row in `table.MODELS` is "gpt2" or "llama".
-      weights: One float32 array for each entry of its `weight_shapes`.
-
-    Raises:
-      UsageError: If it is another model.
-      OSError: If a file cannot be written.
+    Other entries of an existing `config.json`, such as ids of special tokens, stay in it; what it
+    says of its origin does not.
     """
     config = config_of(model)
     family = _FAMILIES[config["model_type"]]
@@ -539,17 +492,10 @@ def write(
 def write_adapters(
     folder: pathlib.Path, adapted: low_rank.LowRank, weights: Sequence[np.ndarray], *, base: str
 ) -> None:
-    """Writes low-rank adapters as peft does: `adapter_config.json` and their tensors.
+    """Writes the low-rank adapters of a "gpt2" or "llama" model as peft does.
 
-    Args:
-      folder: Folder to write to; it is made.
-      adapted: The adapters of a model whose row in `table.MODELS` is "gpt2" or "llama".
-      weights: One float32 array for each entry of its `weight_shapes`.
-      base: Name or folder of the model that the adapters are added to.
-
-    Raises:
-      UsageError: If they are of another model.
-      OSError: If a file cannot be written.
+    They are `adapter_config.json` and their tensors. `base` is the name or folder of the model that
+    the adapters are added to.
     """
     family = _FAMILIES[config_of(adapted.model)["model_type"]]
     tensors, modules = {}, set()

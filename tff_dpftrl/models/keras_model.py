@@ -24,21 +24,10 @@ def read(
 ) -> custom_model.CustomModel:
     """Reads a Keras model of any kind: functional, sequential, subclassed, with shared layers.
 
-    Optimizer, loss and metrics that it was compiled with are not used. The model itself is
-    left as it is; one that has no weights yet gets them.
-
-    Args:
-      model: Model from ids, int32, [batch, T], to scores (logits), float32, [batch, T, V].
-      vocabulary_size: Number of ids V, special tokens included.
-      sequence_length: Number of positions T.
-
-    Returns:
-      The model, with its present weights as the initial ones.
-
-    Raises:
-      ValueError: If it cannot be trained as the models of this package are; the message says
-        what to change. Not supported are weights that are not trained (batch normalisation,
-        stateful or frozen layers), dropout, regularisers and constraints.
+    It maps ids, int32, [batch, T], to scores (logits), float32, [batch, T, V]; V counts special
+    tokens. Its optimizer, loss and metrics are not used. The model is left as it is; one that has
+    no weights yet gets them. Refused are weights that are not trained (batch normalisation,
+    stateful or frozen layers), dropout, regularisers and constraints.
     """
     try:
         model(tf.zeros([1, sequence_length], tf.int32), training=False)
@@ -59,21 +48,11 @@ def read(
 def as_function(
     model: keras_versions.Model, *, unrolled: bool = False
 ) -> Callable[[Sequence[tf.Tensor], Any, bool], Any]:
-    """Returns a Keras model as a function of its trainable weights.
+    """Returns a Keras model as a function of trainable weights, inputs, and whether it is training.
 
-    Args:
-      model: Model that has its weights already.
-      unrolled: Whether recurrent layers are unrolled where inputs have at most `_UNROLLED` steps,
-        so that the graph has all that they read.
-
-    Returns:
-      The function from the weights in the order of `trainable_variables`, inputs, and whether it is
-      training to outputs. It is for graphs only: in eager mode, TensorFlow reads the variables
-      behind its back. Weights that are not trained are what they are at the time of the call.
-
-    Raises:
-      ValueError: If the model has regularisers, constraints or methods that are a `tf.function`, or
-        its weights are not plain variables.
+    It is for graphs only: in eager mode, TensorFlow reads the variables behind its back. Weights
+    that are not trained are what they are at the time of the call. `unrolled`: whether recurrent
+    layers of at most `_UNROLLED` steps are unrolled, so that the graph has all that they read.
     """
     _check(model)
     variables = [keras_versions.tensorflow_variable(v) for v in model.trainable_variables]
@@ -138,19 +117,12 @@ def _named(variables: Sequence[Any]) -> Mapping[str, np.ndarray]:
 def replaced(
     variables: Sequence[tf.Variable], tensors: Sequence[Any], *, may_change: bool = False
 ) -> Iterator[list[Any]]:
-    """Replaces the values of variables by tensors while a graph is traced.
+    """Replaces the values of variables by tensors while a graph is traced, and yields the values.
 
     Keras 2 has no call with weights as arguments. Cloning a model under a variable creator, as
     TFF's `functional_model_from_keras` does, gives shared layers separate weights and needs
-    `get_config` of every layer. Here reading a variable returns a tensor.
-
-    Args:
-      variables: Variables that exist already.
-      tensors: A tensor for each, or a function that makes one where it is read.
-      may_change: Whether they may be assigned to; else it raises an error.
-
-    Yields:
-      The values of the variables, which an assignment replaces.
+    `get_config` of every layer. Here reading a variable returns a tensor. An assignment replaces
+    the value, or raises an error unless `may_change`.
     """
     values = list(tensors)
     place_of = {id(variable): place for place, variable in enumerate(variables)}

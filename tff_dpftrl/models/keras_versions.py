@@ -42,11 +42,7 @@ _SEED_STATE = "seed_generator_state"
 
 
 def tensorflow_variable(variable: Any) -> tf.Variable:
-    """Returns the TensorFlow variable that keeps the value of a Keras variable.
-
-    Args:
-      variable: Variable of a layer or an optimizer.
-    """
+    """Returns the TensorFlow variable that keeps the value of a Keras variable."""
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 
@@ -60,12 +56,6 @@ def refuse_untrained(model: Model) -> None:
 
     Keras 3 gives all layers that can drop out a seed generator, whether or not it is used. Its
     state is left out: who uses it in training is found by computing twice.
-
-    Args:
-      model: Model that has its weights already.
-
-    Raises:
-      UsageError: If it has such weights, or layers with statistics; the message names one.
     """
     for layer in statistics_layers(model):
         raise validation.UsageError(
@@ -87,9 +77,6 @@ def statistics_layers(model: Model) -> list[str]:
 
     They are found by what can learn these (`adapt`), however they were given: in weights, in a
     table, or as constants. Averages of batch normalisation are statistics, too.
-
-    Args:
-      model: Model that has its weights already.
     """
     return sorted(
         part.name
@@ -99,14 +86,7 @@ def statistics_layers(model: Model) -> list[str]:
 
 
 def refuse_ignored(model: Model) -> None:
-    """Refuses a model with regularisers or constraints, which training does not know.
-
-    Args:
-      model: Model that has its weights already.
-
-    Raises:
-      UsageError: If it has one.
-    """
+    """Refuses a model with regularisers or constraints, which training does not know."""
     if model.losses:
         raise validation.UsageError(
             "model adds losses, such as those of a regulariser, which training does not "
@@ -138,12 +118,7 @@ def parts(model: Model) -> Sequence[Any]:
 
 @contextlib.contextmanager
 def unrolled(model: Model, is_wanted: bool) -> Iterator[None]:
-    """Unrolls the recurrent layers of a model while its graph is traced.
-
-    Args:
-      model: Model that has its weights already.
-      is_wanted: Whether to do so; else they are left as they are.
-    """
+    """Unrolls the recurrent layers of a model while its graph is traced."""
     kept = []
     layers = [x for x in parts(model) if isinstance(x, tf.keras.layers.RNN)] if is_wanted else []
     # Whether a kernel for GPUs may be taken, in Keras 2 and in Keras 3.
@@ -173,14 +148,7 @@ _RATES = ("_learning_rate", "_current_learning_rate")
 
 
 def refuse_hidden_state(optimizer: Optimizer) -> None:
-    """Refuses an optimizer that is built and has variables beside those that it tells of.
-
-    Args:
-      optimizer: The optimizer.
-
-    Raises:
-      UsageError: If it has one, as Nadam of Keras 2; the message names it.
-    """
+    """Refuses an optimizer that is built and has variables beside those that it tells of."""
     kinds = (tf.Variable, *map(type, optimizer.variables))
     known = set(map(id, optimizer.variables))
     for attribute, value in vars(optimizer).items():
@@ -196,12 +164,6 @@ def refuse_optimizer(optimizer: Any) -> None:
     """Refuses an optimizer that cannot take private steps, or that has a state already.
 
     What it has seen has no noise: its moments of protected data would be in the first steps.
-
-    Args:
-      optimizer: The optimizer, built or not.
-
-    Raises:
-      UsageError: If it is of another kind, scales losses, or has another state than a new one.
     """
     kind = type(optimizer).__name__
     if isinstance(optimizer, LossScaleOptimizer) or getattr(optimizer, "loss_scale_factor", None):
@@ -280,9 +242,8 @@ def loss_options(model: Model) -> dict[str, Any]:
 def unreduced(loss: Any, *, is_compiled: bool) -> Any:
     """Returns a loss as a function of targets and outputs that does not average over rows.
 
-    Args:
-      loss: Loss of Keras, its name, or a function.
-      is_compiled: Whether a function is called as `fit` calls one that a model is compiled with.
+    `is_compiled`: whether a function is called as `fit` calls the loss that a model is compiled
+    with.
     """
     found = get_loss(loss)
     if isinstance(found, Loss):

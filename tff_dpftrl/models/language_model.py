@@ -129,18 +129,7 @@ def word_positions(words: tf.Tensor) -> tf.Tensor:
 
 
 def checked_words(words: tf.Tensor, sequence_length: int) -> tf.Tensor:
-    """Checks the number of positions of `words`, and returns them as a tensor.
-
-    Args:
-      words: Ids, integer, shape [batch, T].
-      sequence_length: Number of positions T of the model.
-
-    Returns:
-      The same ids.
-
-    Raises:
-      ValueError: If `words` has another number of positions.
-    """
+    """Returns ids, shape [batch, T], as a tensor, and refuses another number of positions."""
     words = tf.convert_to_tensor(words)
     if words.shape[1] != sequence_length:
         raise validation.UsageError(
@@ -159,15 +148,9 @@ def kept(
 ) -> Callable[Concatenate[LanguageModel, _Options], _Graph]:
     """Keeps the last graphs that a function makes, so that the next run need not trace them again.
 
-    Those of a model that has nothing but its sizes are kept, for all models that are equal to it.
-    Others have more in their graphs, as the weights that adapters are added to, or are only alike.
-
-    Args:
-      make: Function from a model and hashable options to graphs that depend on nothing else, as on
-        weights or rows, which they take as arguments.
-
-    Returns:
-      The same function, to be called with arguments in the same places.
+    The graphs of a model that is described by its sizes are kept for all models equal to it. Those
+    of other models are not, because their graphs have more in them, such as the weights that
+    adapters are added to. The graphs must depend on the model and hashable options only.
     """
     keeping = functools.lru_cache(maxsize=4)(make)
 

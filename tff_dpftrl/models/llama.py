@@ -137,13 +137,8 @@ class Llama(decoder.TokenDecoder):
     def _rotated(self, values: tf.Tensor) -> tf.Tensor:
         """Rotates pairs of a head's values by angles that grow with the position.
 
-        Value i of the first half of a head makes a pair with value i of the second half.
-
-        Args:
-          values: Queries or keys, shape [batch, heads, T, size].
-
-        Returns:
-          The rotated ones, of the same shape.
+        Value i of the first half of a head makes a pair with value i of the second half. Shape:
+        [batch, heads, T, size].
         """
         half = self._head_size // 2
         speeds = self.rotary_base ** (-np.arange(half) / half)

@@ -44,13 +44,7 @@ class LowRank(language_model.LanguageModel):
     ):
         """Keeps the weights that are not trained.
 
-        Args:
-          model: Model with `adaptable_kernels`.
-          weights: One float32 array for each entry of its `weight_shapes`.
-          adapter_rank: Rank R of the adapters, at most the smallest side of a kernel.
-
-        Raises:
-          ValueError: If the model has no such kernels, or the rank is out of range.
+        `adapter_rank` is at most the smallest side of a kernel.
         """
         validation.integer("adapter_rank", adapter_rank, minimum=1)
         if not model.adaptable_kernels:
@@ -108,14 +102,7 @@ class LowRank(language_model.LanguageModel):
         return shapes
 
     def initial_weights(self, seed: int) -> tuple[np.ndarray, ...]:
-        """Draws A, Gaussian with standard deviation 1/√(inputs); B is zero.
-
-        Args:
-          seed: Non-negative seed; the same seed gives the same weights everywhere.
-
-        Returns:
-          One float32 array for each entry of `weight_shapes`.
-        """
+        """Draws A, Gaussian with standard deviation 1/√(inputs), float32; B is zero."""
         rng = np.random.Generator(np.random.Philox(seed))
         return tuple(
             (
@@ -127,23 +114,12 @@ class LowRank(language_model.LanguageModel):
         )
 
     def pairs(self, weights: Sequence[np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Returns A and B of each kernel by its name; `alpha` / R · A B is added to it.
-
-        Args:
-          weights: One array for each entry of `weight_shapes`.
-        """
+        """Returns A and B of each kernel by its name; `alpha` / R · A B is added to it."""
         named = dict(zip(self.weight_shapes, weights, strict=True))
         return {name: (named[name + _A], named[name + _B]) for name in self.model.adaptable_kernels}
 
     def merged(self, weights: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Adds the adapters' products to the kernels.
-
-        Args:
-          weights: One array for each entry of `weight_shapes`.
-
-        Returns:
-          Weights of `model` that give the same scores, float32.
-        """
+        """Returns float32 weights of `model` with the adapters' products added to the kernels."""
         return self._added([weight.numpy() for weight in self._fixed], weights)
 
     @override

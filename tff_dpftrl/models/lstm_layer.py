@@ -23,23 +23,15 @@ def lstm(
 ) -> tf.Tensor:
     """Runs a layer of LSTM (Hochreiter and Schmidhuber 1997) from a state of zeros.
 
-    The gates lie side by side: forget, input and output gate, and the new value. Coupled
-    gates (CIFG, Greff et al. 2017) come without the forget gate, which is one minus the
-    input gate. With a projection (Sak et al. 2014) the gates see the projected hidden
-    state of the step before instead of the hidden state itself.
+    The gates lie side by side: forget, input and output gate, and the new value. Coupled gates
+    (CIFG, Greff et al. 2017) come without the forget gate, which is one minus the input gate. With
+    a projection (Sak et al. 2014) the gates see the projected hidden state of the step before
+    instead of the hidden state itself.
 
-    Args:
-      gate_inputs: Parts of the gates from inputs and biases, floating, shape [T, batch, 4 · H],
-        or [T, batch, 3 · H] with coupled gates. The layer is unrolled: T must be known when the
-        graph is made.
-      recurrent_kernel: Kernel of the output of the step before, shape [P, 4 · H] or
-        [P, 3 · H]; P is H without a projection.
-      projection: Projection of the hidden state, shape [H, P]; None for no projection.
-      couple_gates: Whether the forget gate is one minus the input gate.
-
-    Returns:
-      The output after each step, the hidden state or its projection, of the same dtype,
-      shape [T, batch, P].
+    `gate_inputs` are the parts of the gates from inputs and biases, shape [T, batch, 4 · H], or [T,
+    batch, 3 · H] with coupled gates; T must be known when the graph is made. `recurrent_kernel` has
+    shape [P, 4 · H] or [P, 3 · H], where P is H without a projection. `projection` has shape [H,
+    P]. Returns the output after each step, shape [T, batch, P].
     """
     num_steps, size = gate_inputs.shape[0], gate_inputs.shape[2] // (3 if couple_gates else 4)
 
@@ -98,11 +90,9 @@ def _backward(
     projection: Sequence[tf.Tensor],
     couple_gates: bool,
 ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-    """Computes the gradients by back-propagation through time.
+    """Returns the gradients of the gates before their non-linearities, and of the outputs.
 
-    Returns:
-      Gradients of the gates before their non-linearities, and those of the outputs, with the
-      parts from later steps.
+    Back-propagation through time adds the parts from later steps.
     """
     gates, new, cell, squashed = trace
     num_steps = gates.shape[0]

@@ -57,13 +57,9 @@ class MetricGrid:
 
     @classmethod
     def logarithmic(cls, least: float, most: float, *, per_octave: int = 4) -> MetricGrid:
-        """Makes equally many buckets for every doubling, and one from 0 to `least`.
+        """Makes `per_octave` buckets for every doubling, and one from 0 to `least`.
 
-        Args:
-          least: Smallest value that is told from 0, above 0.
-          most: Largest value, above `least`; rounded up to `least` times a power of two.
-          per_octave: Number of buckets for every doubling. With 4, half a bucket is 9 % of a
-            value at most; with 16 it is 2.2 %.
+        With 4, half a bucket is 9 % of a value at most; with 16 it is 2.2 %.
         """
         validation.positive("least", least)
         validation.number("most", most, above=least)
@@ -83,15 +79,11 @@ class MetricGrid:
         return min(max(bisect.bisect_right(self.edges, value), 1), self.size - 1)
 
     def quantiles(self, histogram: np.ndarray) -> dict[str, float | None]:
-        """Reads order statistics from the sum of clients' histograms.
+        """Reads order statistics from the sum of clients' histograms, shape [size].
 
-        Args:
-          histogram: Sum of one-hot vectors, shape [size].
-
-        Returns:
-          The quantiles by the names of `QUANTILES`, each the middle of its bucket, and the
-          `RESOLUTION`: half the width of the widest of these buckets. The true order statistic is
-          no farther away, unless it is beyond the grid. All are None without a value.
+        Each is the middle of its bucket, by the names of `QUANTILES`. `RESOLUTION` is half the
+        width of the widest of these buckets: the true order statistic is no farther away, unless it
+        is beyond the grid. All are None without a value.
         """
         counts = np.cumsum(np.asarray(histogram, np.int64)[1:])
         if not len(counts) or counts[-1] <= 0:

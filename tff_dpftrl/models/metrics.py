@@ -78,18 +78,11 @@ def zero_counts() -> Counts:
 
 
 def cross_entropy(logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    """Returns minus the log-probability of each target.
+    """Returns minus the log-probability of each target, in nats, shape [n].
 
     It makes fewer passes over the scores than TensorFlow's
     `sparse_softmax_cross_entropy_with_logits` does on a CPU, in both directions, with the same
-    precision. It has a first derivative only.
-
-    Args:
-      logits: Scores, floating, shape [n, V].
-      targets: Ids, integer, shape [n].
-
-    Returns:
-      Cross-entropies in nats, of the scores' dtype, shape [n].
+    precision. It has a first derivative only. `logits` has shape [n, V], and `targets` shape [n].
     """
     targets = tf.cast(targets, tf.int32)
 
@@ -115,15 +108,9 @@ def cross_entropy(logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
 
 
 def mean_cross_entropy(logits: tf.Tensor, targets: tf.Tensor, pad: int) -> tf.Tensor:
-    """Returns the training loss: the mean of `cross_entropy` over targets without padding.
+    """Returns the training loss in nats: the mean of `cross_entropy` over targets without padding.
 
-    Args:
-      logits: Scores, floating, shape [n, V].
-      targets: Ids, integer, shape [n].
-      pad: Id of padding.
-
-    Returns:
-      Mean in nats, a scalar of the scores' dtype; 0 if there is no target.
+    It is 0 if there is no target. `logits` has shape [n, V], and `targets` shape [n].
     """
     losses = cross_entropy(logits, targets)
     # In TFF's graphs `!=` would compare objects, not values.
@@ -132,21 +119,13 @@ def mean_cross_entropy(logits: tf.Tensor, targets: tf.Tensor, pad: int) -> tf.Te
 
 
 def count(logits: tf.Tensor, targets: tf.Tensor, special: SpecialIds) -> Counts:
-    """Counts the targets of one batch and how well they were predicted.
+    """Counts the targets of one batch and how well they were predicted, as `zero_counts` names it.
 
-    A word is among the top k if at most k words of the vocabulary, itself included, have at
-    least its score: a tie counts against the model. Special ids are no words and are not
-    ranked: a keyboard proposes words, whatever the probability of the end or of an unknown word,
-    and so do the n-grams that a model is compared with. A score that is not finite counts as
-    wrong.
-
-    Args:
-      logits: Scores, float32, shape [n, V].
-      targets: Ids, integer, shape [n]; padding is ignored.
-      special: Special ids.
-
-    Returns:
-      The counts, with the names of `zero_counts`.
+    A word is among the top k if at most k words of the vocabulary, itself included, have at least
+    its score: a tie counts against the model. Special ids are no words and are not ranked: a
+    keyboard proposes words, whatever the probability of the end or of an unknown word, and so do
+    the n-grams that a model is compared with. A score that is not finite counts as wrong. `logits`
+    is float32, shape [n, V]; `targets` has shape [n], and its padding is ignored.
     """
     logits, targets = tf.convert_to_tensor(logits), tf.convert_to_tensor(targets)
     losses = cross_entropy(logits, targets)
@@ -165,16 +144,10 @@ def count(logits: tf.Tensor, targets: tf.Tensor, special: SpecialIds) -> Counts:
 
 
 def ranks(logits: tf.Tensor, targets: tf.Tensor, special: SpecialIds) -> tf.Tensor:
-    """Returns how many words have at least the score of each target, itself included.
+    """Returns how many words have at least the score of each target, itself included; float32, [n].
 
-    Args:
-      logits: Scores, float32, shape [n, V].
-      targets: Ids, integer, shape [n].
-      special: Special ids, which are not counted.
-
-    Returns:
-      Whole numbers, float32, shape [n]; 0 where the target's score is not a number. For a
-      target that is no word, the number of words with at least its score.
+    Special ids do not count. The rank is 0 where the target's score is not a number. `logits` is
+    float32, shape [n, V]; `targets` has shape [n].
     """
     target_logits = tf.gather(logits, targets, batch_dims=1)[:, None]
     others = tf.gather(logits, special.all, axis=1)
@@ -192,23 +165,15 @@ def add(first: Counts, second: Counts) -> Counts:
 
 
 def finalize(counts: Mapping[str, tf.Tensor]) -> collections.OrderedDict[str, tf.Tensor]:
-    """Computes the metrics from counts.
+    """Computes the metrics from counts, as scalars; means of nothing are 0.
 
-    Args:
-      counts: Sums over targets, with the names of `zero_counts`.
-
-    Returns:
-      Scalars:
-      `loss`: mean cross-entropy in nats over all targets, the end of a sequence
-      and out-of-vocabulary words included; it is what training minimises.
-      `perplexity`: exp of the mean cross-entropy over words, those out of the
-      vocabulary included as one word, the end of a sequence not.
-      `top1_in_vocab`, `top3_in_vocab`, `top5_in_vocab`: share of the words in the
-      vocabulary that were among the 1, 3, 5 words of best scores.
-      `top1_oov_wrong`, `top3_oov_wrong`, `top5_oov_wrong`: share of all words that were,
-      those out of the vocabulary counted as wrong (AccuracyTop1 of McMahan et al. 2018).
-      `num_targets`, `num_words`, `num_in_vocab`: the counts.
-      Means of nothing are 0.
+    `loss`: mean cross-entropy in nats over all targets, the end of a sequence and words out of the
+    vocabulary included; training minimises it. `perplexity`: exp of the mean cross-entropy over
+    words, those out of the vocabulary included as one word, the end of a sequence not.
+    `top1_in_vocab`, `top3_in_vocab`, `top5_in_vocab`: share of the words in the vocabulary that
+    were among the 1, 3, 5 words of best scores. `top1_oov_wrong`, `top3_oov_wrong`,
+    `top5_oov_wrong`: share of all words that were, those out of the vocabulary counted as wrong
+    (AccuracyTop1 of McMahan et al. 2018). `num_targets`, `num_words`, `num_in_vocab`: the counts.
     """
     metrics = collections.OrderedDict(
         loss=ratio(counts["loss_sum"], counts["num_targets"]),

@@ -39,20 +39,10 @@ def next_words(
     top: int | tf.Tensor,
     history: tf.Tensor | None = None,
 ) -> NextWords:
-    """Returns the likeliest next words of each text.
+    """Returns the likeliest next words of each text; of a long text, the model reads the end.
 
-    Args:
-      model: Model. It reads the end of a text that is longer than its sequence_length.
-      weights: One array for each entry of its `weight_shapes`.
-      texts: Ids of the words of each text, int32, ragged shape [n, None]; none of them
-        special but `special.oov`. An empty text predicts the first word.
-      special: Special ids.
-      top: Number of words k; all of the vocabulary's if it has fewer.
-      history: Ids of what the author of all these texts wrote earlier, as of
-        `text_cache.rows_of`, which `text_cache` mixes into the probabilities; None for none.
-
-    Returns:
-      The words and their probabilities.
+    `texts` are ids, int32, ragged shape [n, None]; an empty text predicts the first word. `history`
+    is earlier text of the one author of all these texts, as of `text_cache.rows_of`.
     """
     length = model.sequence_length
     begin = tf.fill([texts.nrows(), 1], tf.constant(special.bos, texts.dtype))
@@ -67,16 +57,10 @@ def next_scores(
     weights: Sequence[np.ndarray | tf.Tensor],
     words: tf.Tensor,
 ) -> tf.Tensor:
-    """Returns the scores of what comes after each sequence.
+    """Returns unnormalised log-probabilities of what comes after each sequence, float32, [n, V].
 
-    Args:
-      model: Model.
-      weights: One array for each entry of its `weight_shapes`.
-      words: Ids, int32, shape [n, T]: a sequence and then padding. A sequence without words is
-        taken for one with a single word of padding.
-
-    Returns:
-      Unnormalised log-probabilities of all ids, float32, shape [n, V].
+    `words` are ids, int32, shape [n, T]: a sequence and then padding. A sequence without words
+    counts as a single word of padding.
     """
     is_word = tf.cast(tf.not_equal(words, language_model.PAD), tf.int32)
     last = tf.maximum(tf.reduce_sum(is_word, axis=1) - 1, 0)
@@ -91,17 +75,10 @@ def of_scores(
     history: tf.Tensor | None = None,
     words: tf.Tensor | None = None,
 ) -> NextWords:
-    """Returns the likeliest words by their scores.
+    """Returns the likeliest words by their scores, float32, shape [n, V].
 
-    Args:
-      scores: Scores of all ids, as of `next_scores`, float32, shape [n, V].
-      special: Special ids.
-      top: Number of words k; all of the vocabulary's if it has fewer.
-      history: Ids of the author's earlier text, as for `next_words`.
-      words: The sequences that the scores come after, as for `next_scores`; needed with a history.
-
-    Returns:
-      The words and their probabilities.
+    A `history` of the author's earlier text needs `words`, the sequences that the scores come
+    after.
     """
     never = np.isin(np.arange(scores.shape[1]), special.never_next)
     probabilities = tf.nn.softmax(tf.where(never, np.float32(-np.inf), scores))
@@ -123,16 +100,9 @@ def sample(
 ) -> np.ndarray:
     """Samples what comes next: a word of the vocabulary, or the end of the text.
 
-    Args:
-      scores: Scores of all ids, as of `next_scores`, shape [n, V].
-      special: Special ids.
-      rng: Generator of the samples, which are not private.
-      temperature: Number that the scores are divided by; 0 takes the likeliest.
-      top_p: Least probability, above 0 and at most 1, of the smallest set of likeliest ids
-        that is sampled from (Holtzman et al. 2020).
-
-    Returns:
-      Ids, int64, shape [n].
+    The ids are int64, shape [n]. `scores` has shape [n, V], and is divided by `temperature`; 0
+    takes the likeliest. `top_p` is the least probability of the smallest set of likeliest ids that
+    is sampled from (Holtzman et al. 2020). The samples are not private.
     """
     scores = np.array(scores, np.float64)
     unknown = [] if special.oov is None else [special.oov]
@@ -153,16 +123,9 @@ def sample(
 def likeliest(
     scores: tf.Tensor, special: metrics.SpecialIds, top: int | tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the words of the vocabulary with the best scores.
+    """Returns ids and scores of the words of the vocabulary with the best scores, shape [n, k].
 
-    Args:
-      scores: Scores of all ids, float32, shape [n, V].
-      special: Special ids, which are left out.
-      top: Number of words k; all of the vocabulary's if it has fewer.
-
-    Returns:
-      Ids, int32, and their scores, both of shape [n, k], best first, and the smaller id
-      first of equal scores.
+    The best come first, and the smaller id first of equal scores. `scores` has shape [n, V].
     """
     words = np.setdiff1d(np.arange(scores.shape[1]), special.all)
     first, end = words[0], words[-1] + 1

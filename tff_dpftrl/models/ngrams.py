@@ -76,17 +76,9 @@ class NgramModel:
         *,
         max_order: int = 3,
     ):
-        """Counts the n-grams of some sequences.
+        """Counts the n-grams of some sequences, integer ids of shape [n, T + 1], padded at the end.
 
-        Args:
-          sequences: Ids, integer, shape [n, T + 1], padded at the end.
-          special: Ids that are not words of the vocabulary.
-          size: Number of ids; if None, a special id is the last one.
-          max_order: Largest order of the n-grams, up to `MAX_ORDER`.
-
-        Raises:
-          ValueError: If `sequences` holds no word of the vocabulary as a target, or `max_order`
-            is out of range.
+        `size` is the number of ids; if None, a special id is the last one.
         """
         if validation.integer("max_order", max_order, minimum=1) > MAX_ORDER:
             raise validation.UsageError(
@@ -119,17 +111,9 @@ class NgramModel:
             yield key
 
     def predict(self, sequences: np.ndarray, order: int) -> np.ndarray:
-        """Returns the predicted id at each position.
+        """Returns the predicted id at each position, int64, shape [n, T].
 
-        Args:
-          sequences: Ids, shape [n, T + 1].
-          order: Order of the n-grams: 1 up to the largest counted, with back-off.
-
-        Returns:
-          Ids, int64, shape [n, T].
-
-        Raises:
-          ValueError: If `order` is out of range.
+        `order` is 1 up to the largest counted, with back-off.
         """
         earlier, targets = _contexts(sequences, self._special.pad, self._checked(order))
         predicted = np.zeros_like(targets)
@@ -141,17 +125,11 @@ class NgramModel:
     def probabilities(self, sequences: np.ndarray, positions: np.ndarray) -> Iterator[np.ndarray]:
         """Yields the probability of each word at some positions, with interpolated n-grams.
 
-        Shares of an order are mixed with those of the next lower one by the rule of Witten and
-        Bell (1991, method C): a context seen c times with d different words after it has the
-        weight c / (c + d).
-
-        Args:
-          sequences: Ids, shape [n, T + 1].
-          positions: Indices of targets among all n · T, sequence after sequence, shape [m].
-
-        Yields:
-          Probabilities of all ids, float32, shape [m, size]; 0 for special ids. First those of
-          unigrams, then of bigrams, up to the largest order counted.
+        Shares of an order are mixed with those of the next lower one by the rule of Witten and Bell
+        (1991, method C): a context seen c times with d different words after it has the weight c /
+        (c + d). `positions` are indices of targets among all n · T, shape [m]. First come the
+        probabilities of unigrams, then of bigrams, up to the largest order; float32, shape [m,
+        size], 0 for special ids.
         """
         earlier, _ = _contexts(sequences, self._special.pad, len(self._tables))
         (unigrams, keys), *others = zip(self._tables, self._keys(earlier[positions]), strict=True)
@@ -185,19 +163,9 @@ class NgramModel:
         return order
 
     def evaluate(self, sequences: np.ndarray, order: int) -> NgramAccuracy:
-        """Returns the accuracy on held-out sequences.
+        """Returns the accuracy on held-out sequences, shape [n, T + 1].
 
         Padding, beginnings and ends of sequences are not targets.
-
-        Args:
-          sequences: Ids, shape [n, T + 1].
-          order: Order of the n-grams, as for `predict`.
-
-        Returns:
-          The accuracy.
-
-        Raises:
-          ValueError: If no target is in the vocabulary.
         """
         targets = np.asarray(sequences)[:, 1:]
         special = self._special

@@ -77,14 +77,9 @@ _Given: TypeAlias = Sequence[Layout | None]
 
 
 def own_gradients(graph: tf.Graph) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """Makes the gradients of operations that have one of their own.
+    """Returns pairs of an input and its gradient, of operations that have a gradient of their own.
 
-    Args:
-      graph: The graph that is being traced.
-
-    Returns:
-      Pairs of an input of such an operation and its gradient, which is computed from the outputs in
-      place of their gradients.
+    The gradient is computed from the outputs, in place of their gradients.
     """
     pairs = []
     for operation in graph.get_operations():
@@ -110,13 +105,7 @@ def for_many_rows(
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """Imports a graph for `BATCH` rows into the one that is being traced.
 
-    Args:
-      traced: Concrete function of weights and rows.
-      weights: Tensors in place of its weights.
-      results: Tensors of its graph.
-
-    Returns:
-      Tensors in place of its rows, and of `results`.
+    Returns the tensors in place of its rows, and of `results`.
     """
     captured = [tf.compat.v1.get_default_graph().capture(x) for x in traced.captured_inputs]
     own = traced.inputs[len(weights) : len(traced.inputs) - len(captured)]
@@ -133,12 +122,7 @@ def for_many_rows(
 
 
 def letters(term: str, rank: int) -> str:
-    """Returns a letter for each axis of a term of an equation, a digit where it has an ellipsis.
-
-    Args:
-      term: The term.
-      rank: Rank of its tensor.
-    """
+    """Returns a letter for each axis of a term of an equation, a digit where it has an ellipsis."""
     hidden = rank - len(term) + 3 if "..." in term else 0
     return term.replace("...", string.digits[len(string.digits) - hidden :])
 
@@ -147,12 +131,7 @@ class Layouts:
     """Layouts of the tensors of a graph that `for_many_rows` imported."""
 
     def __init__(self, graph: tf.Graph, rows: Sequence[tf.Tensor]):
-        """Reads the graph.
-
-        Args:
-          graph: The graph that is being traced.
-          rows: Its tensors that have the rows as their first axis.
-        """
+        """Reads the graph."""
         self._values: dict[str, _Value] = {x.name: Layout(0) for x in rows}
         operations = graph.get_operations()  # Those that make inputs come before.
         stateful = {x.type for x in operations if x.op_def.is_stateful} - {"Assert"}
@@ -166,14 +145,7 @@ class Layouts:
                 self._values.setdefault(output.name, value)
 
     def of(self, tensor: tf.Tensor) -> Layout | None:
-        """Returns the layout of a tensor; None if it is the same for all batches.
-
-        Args:
-          tensor: Tensor of the graph.
-
-        Raises:
-          MixedRowsError: If it is not shown to be by rows.
-        """
+        """Returns the layout of a tensor; None if it is the same for all batches."""
         value = self._values[tensor.name]
         if isinstance(value, MixedRowsError):
             raise value

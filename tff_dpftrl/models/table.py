@@ -109,19 +109,7 @@ def takers(size: str) -> list[str]:
 
 
 def build(name: str, **sizes: Any) -> language_model.LanguageModel:
-    """Builds the model of a name.
-
-    Args:
-      name: Key of `MODELS`.
-      **sizes: Fields of the model, at least `vocabulary_size`; the row has the defaults of
-        its sizes.
-
-    Returns:
-      The model.
-
-    Raises:
-      ValueError: If there is no such model, or it has no such size or cannot take it.
-    """
+    """Builds the model of a name; `sizes` are its fields, at least `vocabulary_size`."""
     if name not in MODELS:
         raise validation.UsageError(f"model must be one of {', '.join(MODELS)}; got {name!r}.")
     try:
@@ -137,15 +125,6 @@ def describe(model: language_model.LanguageModel) -> dict[str, Any]:
 
     It has all fields, so that no later default changes its meaning; the name is the first one in
     `MODELS` that takes them.
-
-    Args:
-      model: Model that a row of `MODELS` makes, or a custom model.
-
-    Returns:
-      The model's name, as "model", and its sizes.
-
-    Raises:
-      ValueError: If no entry of `MODELS` makes such a model.
     """
     from tff_dpftrl.models import custom_model
 
@@ -164,17 +143,7 @@ def describe(model: language_model.LanguageModel) -> dict[str, Any]:
 
 
 def from_description(description: Mapping[str, Any]) -> language_model.LanguageModel:
-    """Builds the model that `describe` described.
-
-    Args:
-      description: Name of the model, as "model", and its sizes.
-
-    Returns:
-      The model; for a custom model its `custom_model.Fingerprint`, which cannot compute.
-
-    Raises:
-      ValueError: If the description has no name, or names no model of this package.
-    """
+    """Builds the model that `describe` described; of a custom model, only its fingerprint."""
     sizes = dict(description)
     if "model" not in sizes:
         raise validation.UsageError(

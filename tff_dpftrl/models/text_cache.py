@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tff_dpftrl import validation
 from tff_dpftrl.models import metrics
 
 ORDER = 4
@@ -22,21 +21,17 @@ ORDER = 4
 WEIGHTS = (0.11, 0.26, 0.42, 0.59)
 """Weight of the cache where the longest n-gram that it has for a context is of order 1, 2, 3, 4.
 
-They are those of `fit_weights` on public text: 17,164 words of docstrings of Python's standard
-library, a module being a user, for a model that was pretrained on other modules. No protected
-text was looked at. `experiments/cache_weights.py` fits them again.
+They were fitted by `experiments/cache_weights.py` to public text: 17,164 words of docstrings of
+Python's standard library, a module being a user, for a model that was pretrained on other modules.
+No protected text was looked at.
 """
 
 
 def contexts(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the words before each target of some sequences.
+    """Returns the words before each target of some sequences, and the targets.
 
-    Args:
-      rows: Ids, int32, shape [n, T + 1], padded at the end by 0.
-
-    Returns:
-      Ids of the last word, the one before it ..., int32, shape [n · T, `ORDER` − 1]; and the
-      targets, int32, shape [n · T].
+    `rows` are ids, int32, shape [n, T + 1], padded at the end. The contexts are the last word, the
+    one before it and so on, int32, shape [n · T, `ORDER` − 1]; the targets have shape [n · T].
     """
     padded = tf.pad(rows, [[0, 0], [ORDER - 2, 0]])
     earlier = [padded[:, ORDER - 2 - back : -1 - back] for back in range(ORDER - 1)]
@@ -44,13 +39,9 @@ def contexts(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def last_context(rows: tf.Tensor) -> tf.Tensor:
-    """Returns the context of what comes after each sequence.
+    """Returns the context of what comes after each sequence, int32, shape [n, `ORDER` − 1].
 
-    Args:
-      rows: Ids, int32, shape [n, T], padded at the end by 0.
-
-    Returns:
-      Ids of the last word, the one before it ..., int32, shape [n, `ORDER` − 1].
+    `rows` are ids, int32, shape [n, T], padded at the end.
     """
     length = tf.math.count_nonzero(rows, axis=1, dtype=tf.int32)
     places = length[:, None] + (ORDER - 2) - tf.range(ORDER - 1)[None, :]
@@ -59,16 +50,10 @@ def last_context(rows: tf.Tensor) -> tf.Tensor:
 
 
 def rows_of(texts: tf.RaggedTensor, special: metrics.SpecialIds) -> tf.Tensor:
-    """Returns texts as rows of a history.
+    """Returns texts, int32 ids of ragged shape [n, None], as one row of a history, shape [1, N].
 
-    Args:
-      texts: Ids of the words of each text, int32, ragged shape [n, None].
-      special: Special ids.
-
-    Returns:
-      One row, int32, shape [1, N]: each text that has words, with its beginning and its end, and
-      as much padding behind it as no context reaches over. N grows with the number of words, and
-      a single long text does not lengthen the others.
+    It has each text that has words, with its beginning and its end, and as much padding behind it
+    as no context reaches over. N grows with the number of words only.
     """
     # A mask would be as large as the number of texts times the length of the longest.
     texts = tf.gather(texts, tf.where(texts.row_lengths() > 0)[:, 0])
@@ -91,18 +76,9 @@ def mix(
 
     The shares of the words that came after the longest part of a context are interpolated with
     those of shorter parts, by the rule of Witten and Bell (1991, method C) as in
-    `ngrams.NgramModel.probabilities`.
-
-    Args:
-      probabilities: Probabilities of all ids in m contexts, float32, shape [m, V].
-      after: The contexts, int32, shape [m, `ORDER` − 1], as of `contexts`.
-      history: Ids of the user's earlier text, int32, shape [h, T + 1], padded at the end by 0.
-      special: Special ids.
-      weights: Weight of the cache in the mixture, by the order of the longest n-gram found; it is
-        0 where the history is empty.
-
-    Returns:
-      Probabilities, float32, shape [m, V].
+    `ngrams.NgramModel.probabilities`. `probabilities` is float32, shape [m, V], `after` has the
+    contexts, and `history` ids of the user's earlier text, int32, shape [h, T + 1]. `weights` has
+    the weight of the cache by the order of the longest n-gram found.
     """
     cached, longest = lookup(probabilities.shape[1], after, history, special)
     weight = tf.gather(tf.constant([0.0, *weights]), longest)[:, None]
@@ -115,17 +91,9 @@ def lookup(
     history: tf.Tensor,
     special: metrics.SpecialIds,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the probabilities of the cache alone, and how long a context it knows.
+    """Returns the probabilities of the cache alone, float32, [m, V], and the longest orders, [m].
 
-    Args:
-      size: Number V of ids.
-      after: Contexts, as for `mix`.
-      history: Ids of the user's earlier text, as for `mix`.
-      special: Special ids.
-
-    Returns:
-      Probabilities of all ids, float32, shape [m, V], zeros where the history is empty; and the
-      order of the longest n-gram found, int32, shape [m], 0 where the history is empty.
+    Both are 0 where the history is empty. `after` and `history` are as for `mix`.
     """
     known, seen = contexts(history)
     is_next = special.is_target(seen) & tf.not_equal(known[:, 0], special.pad)
@@ -147,57 +115,8 @@ def lookup(
     return tf.transpose(cached), longest
 
 
-def fit_weights(
-    probabilities: np.ndarray, cached: np.ndarray, longest: np.ndarray, num_steps: int = 200
-) -> tuple[float, ...]:
-    """Fits the weights of a cache to text, by expectation maximisation of its likelihood.
-
-    Give it public text only. Weights that were fitted to text of protected users, whether they
-    trained or not, are exact figures of that text, which no privacy statement covers.
-
-    Args:
-      probabilities: Probability of each of n words of the text in a predictor, shape [n].
-      cached: Probabilities of the same words in the cache, as of `lookup`, shape [n].
-      longest: Order of the longest n-gram found before each word, as of `lookup`, shape [n].
-      num_steps: Number of steps.
-
-    Returns:
-      A weight for each order, `ORDER` in all; 0 for an order that was not found.
-
-    Raises:
-      ValueError: If the arrays are not of one length, or a number is no probability.
-    """
-    given = {"probabilities": probabilities, "cached": cached}
-    for name, array in given.items():
-        array = np.asarray(array)
-        if array.shape != np.shape(longest) or not ((array >= 0) & (array <= 1)).all():
-            raise validation.UsageError(
-                f"{name} must be probabilities, one for each of the {np.size(longest)} of longest, "
-                f"got shape {list(array.shape)} with values that are perhaps not between 0 and 1."
-            )
-    weights = []
-    for order in range(1, ORDER + 1):
-        model, cache = (np.asarray(part, np.float64)[longest == order] for part in given.values())
-        weight = 0.5 if len(model) else 0.0
-        for _ in range(num_steps if len(model) else 0):
-            mixed = (1.0 - weight) * model + weight * cache
-            shares = np.divide(weight * cache, mixed, out=np.zeros_like(mixed), where=mixed > 0.0)
-            weight = float(shares.mean())
-        weights.append(weight)
-    return tuple(weights)
-
-
 def mixture(probabilities: np.ndarray, cached: np.ndarray, longest: np.ndarray) -> np.ndarray:
-    """Mixes what `EarlierText.lookup` found into probabilities, as `mix` does.
-
-    Args:
-      probabilities: Probabilities of all ids in m contexts, float32, shape [m, V].
-      cached: Probabilities in the cache, float32, shape [m, V].
-      longest: Orders of the longest n-grams found, integer, shape [m].
-
-    Returns:
-      Probabilities, float32, shape [m, V].
-    """
+    """Mixes what `EarlierText.lookup` found into probabilities, float32, [m, V], as `mix` does."""
     weight = np.array([0.0, *WEIGHTS], np.float32)[longest][:, None]
     return (1.0 - weight) * probabilities + weight * cached
 
@@ -212,43 +131,25 @@ class EarlierText:
         places: np.ndarray,
         special: metrics.SpecialIds,
     ):
-        """Initialises the view.
+        """Takes all sequences of each user, int32, [h, T + 1], by the number of the user.
 
-        Args:
-          texts: All sequences of each user in their order, int32, [h, T + 1] each, by number.
-          users: Number of the user of each of the n sequences that are judged, int64, shape [n].
-          places: Indices of the sequences among those of the user, int64, shape [n].
-          special: Special ids.
+        `users` and `places` have the user of each of the n sequences that are judged, and its index
+        among those of the user.
         """
         self._texts, self._users, self._places, self._special = texts, users, places, special
         self._counted: dict[int, tuple[np.ndarray, ...]] = {}
 
     def mix(self, rows: np.ndarray, positions: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-        """Mixes each user's earlier sequences, and no other text, into probabilities of words.
+        """Mixes each user's earlier sequences, and no other text, into probabilities, [m, V].
 
-        Args:
-          rows: Indices of the sequences that the words are in, int64, shape [m].
-          positions: Their places in the sequences, 0 for the first target, int64, shape [m].
-          probabilities: Probabilities of all ids there, float32, shape [m, V].
-
-        Returns:
-          Probabilities, float32, shape [m, V].
+        `rows` are the sequences that the words are in, and `positions` their places in these.
         """
         return mixture(probabilities, *self.lookup(rows, positions, probabilities.shape[1]))
 
     def lookup(
         self, rows: np.ndarray, positions: np.ndarray, size: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns what the function `lookup` does, with NumPy: faster for many histories.
-
-        Args:
-          rows: Indices of sequences, as for `mix`.
-          positions: Places in them, as for `mix`.
-          size: Number V of ids.
-
-        Returns:
-          Probabilities in the cache, float32, shape [m, V], and orders, int64, shape [m].
-        """
+        """Returns the same as the function `lookup`, with NumPy: faster for many histories."""
         cached, longest = np.zeros([len(rows), size], np.float32), np.zeros(len(rows), np.int64)
         for row in np.unique(rows):
             after, places, known, seen = self._of(self._users[row])

@@ -88,16 +88,10 @@ class WordLstm(language_model.LanguageModel):
         return 3 if self.couple_gates else 4
 
     def initial_weights(self, seed: int) -> tuple[np.ndarray, ...]:
-        """Draws the weights.
+        """Draws the weights, float32; the same seed gives the same weights everywhere.
 
-        Matrices are Gaussian with standard deviation 1/√(inputs), embeddings
-        1/√E, so that they have norm 1 or so; biases are 0, but 1 for the forget gate.
-
-        Args:
-          seed: Non-negative seed; the same seed gives the same weights everywhere.
-
-        Returns:
-          One float32 array for each entry of `weight_shapes`.
+        Matrices are Gaussian with standard deviation 1/√(inputs), embeddings 1/√E, so that they
+        have norm 1 or so; biases are 0, but 1 for the forget gate.
         """
         rng = np.random.Generator(np.random.Philox(seed))
         weights = []

@@ -95,9 +95,13 @@ FILES = (
     File("summary.csv", "a row for each setting, with how long it took", "no"),
     File("summary.md", "the same to read, beside n-grams counted on the training users", "no"),
     File("pareto.png", "accuracy against ε", "no"),
-    File("production.md", "the noise that the target accuracy bears, and plans with it", "no"),
-    File("noise.png", "accuracy against noise", "no"),
-    File("plans.png", "ε against report goal, population and rounds", "no"),
+    File(
+        "production.md",
+        "of an earlier version: the noise of a target accuracy, and plans",
+        "no",
+    ),
+    File("noise.png", "of an earlier version: accuracy against noise", "no"),
+    File("plans.png", "of an earlier version: ε against report goal, population and rounds", "no"),
     File(".sweep.lock", "empty: locked while the sweep runs", "no"),
     File("sweep.log", "what the run of a sweep has printed", "no"),
     File("cell.json", "how the run of a sweep has ended", "no"),
@@ -125,14 +129,7 @@ _COVERED = (
 def present(
     folder: pathlib.Path, kind: Kind, *, has_guarantee: bool, may_be_published: bool = True
 ) -> Iterator[File]:
-    """Yields the known files that a folder has.
-
-    Args:
-      folder: A results folder.
-      kind: Kind of the folder, which tells apart files of one name.
-      has_guarantee: Whether it has a statement with a guarantee that no audit has refuted.
-      may_be_published: Whether it is none of the runs that `sweep --select` chooses among.
-    """
+    """Yields the known files that a folder has, by what its kind and its guarantee allow."""
     seen = set()
     is_older = _has_exact_columns(folder)
     for file in FILES:

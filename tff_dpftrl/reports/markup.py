@@ -17,16 +17,7 @@ def text(value: object) -> str:
 
 
 def element(name: str, content: str, **attributes: str) -> str:
-    """Makes an element.
-
-    Args:
-      name: Name of the element.
-      content: Content of the element, HTML.
-      **attributes: Values by name, which are escaped; "class_" is "class".
-
-    Returns:
-      HTML.
-    """
+    """Makes an element."""
     shown = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{text(value)}"' for key, value in attributes.items()
     )
@@ -34,16 +25,7 @@ def element(name: str, content: str, **attributes: str) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
-    """Makes a table that scrolls by itself on narrow screens; the first cell of a row heads it.
-
-    Args:
-      head: Names of the columns, not escaped.
-      rows: Cells, as HTML.
-      caption: What the table shows, not escaped.
-
-    Returns:
-      HTML.
-    """
+    """Makes a table that scrolls by itself on narrow screens; the first cell of a row heads it."""
     cells = "".join(f'<th scope="col">{text(name)}</th>' for name in head)
     lines = [f"<caption>{text(caption)}</caption><thead><tr>{cells}</tr></thead><tbody>"]
     for first, *others in rows:
@@ -61,12 +43,8 @@ def bullets(lines: Iterable[str]) -> str:
 def of_markdown(markdown: str, *, level: int) -> str:
     """Converts what statements use of Markdown: headings, bullets, tables, bold and code.
 
-    Args:
-      markdown: The text. Whatever else is in it, HTML above all, is shown as it is written.
-      level: Level of its first headings on the page.
-
-    Returns:
-      HTML, in which headings of the text are `level` and deeper.
+    Whatever else is in the text, HTML above all, is shown as it is written. `level` is that of its
+    first headings on the page.
     """
     parts: list[str] = []
     heading = "Table"

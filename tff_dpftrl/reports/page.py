@@ -7,17 +7,20 @@ training users, says so in a banner.
 from __future__ import annotations
 
 import base64
+import io
 import json
+import math
 import pathlib
 import re
 import shlex
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tff_dpftrl import validation, version
+from tff_dpftrl import packages, pictures, validation, version
 from tff_dpftrl.accounting import display
 from tff_dpftrl.accounting import statement_sentences as sentences
-from tff_dpftrl.reports import line_chart, markup
+from tff_dpftrl.reports import markup
 from tff_dpftrl.reports import results as results_lib
 
 NAME = "report.html"
@@ -70,14 +73,14 @@ _NAMES = {
 }
 _LARGEST_PICTURE = 4 * 2**20
 _PNG = b"\x89PNG\r\n\x1a\n"
+MOST_SERIES = 8
+"""Number of curves that can be told apart: a chart leaves out later ones, and counts them."""
+
+_LONGEST_LABEL = 60  # Characters; longer labels would leave no room for the curves.
 
 
 def of(found: results_lib.Results) -> str:
-    """Returns the page of a results folder, as HTML.
-
-    Args:
-      found: Facts in the folder.
-    """
+    """Returns the page of a results folder, as HTML."""
     sections = [
         ("Privacy", _privacy(found)),
         ("Participation", _participation(found)),
@@ -98,16 +101,10 @@ def of(found: results_lib.Results) -> str:
 def document(
     title: str, lead: str, sections: Iterable[tuple[str, str]], *, is_private: bool
 ) -> str:
-    """Makes a page.
+    """Makes a page of sections, pairs of a heading and HTML; empty sections are left out.
 
-    Args:
-      title: Title, not escaped.
-      lead: First sentence, not escaped.
-      sections: Pairs of a heading, not escaped, and its content as HTML; empty ones are left out.
-      is_private: Whether there are exact figures of the training users.
-
-    Returns:
-      HTML of the page.
+    Title, lead and headings are not escaped yet. `is_private` says whether there are exact figures
+    of the training users.
     """
     parts = []
     for number, (heading, content) in enumerate(sections):
@@ -213,6 +210,73 @@ def _participation(found: results_lib.Results) -> str:
     return markup.table(head, rows, f"How often one {unit} takes part")
 
 
+def chart(
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+) -> str:
+    """Draws curves with Matplotlib, as an image whose `alt` text describes them.
+
+    `series` has, by label, the x and the y of a curve's points, sorted by x; points that are not
+    finite are left out. Equal arguments make equal HTML. Without Matplotlib, it is a sentence that
+    says what to install; without points, "".
+    """
+    curves = {}
+    for label, (xs, ys) in series.items():
+        points = [p for p in zip(xs, ys, strict=True) if all(map(math.isfinite, p))]
+        if points:
+            curves[label] = points
+    if not curves:
+        return ""
+    if packages.is_missing("matplotlib"):
+        why = f"Charts are left out: they need {packages.remedy('matplotlib')}."
+        return markup.element("p", markup.text(why), class_="muted")
+    shown = dict(list(curves.items())[:MOST_SERIES])
+    figure = pictures.new_figure(6.0, 3.6 + 0.2 * len(shown))  # Each label has a line.
+    axes = figure.add_subplot()
+    lines = []
+    for label, points in shown.items():
+        marker = "o" if len(points) <= 40 else None
+        lines += axes.plot(*zip(*points, strict=True), label=label, marker=marker, markersize=3)
+    if all(y >= 0.0 for points in shown.values() for _, y in points):
+        axes.set_ylim(bottom=0.0)
+    axes.grid(alpha=0.3)
+    axes.set_title(_legible(title), parse_math=False)
+    axes.set_xlabel(_legible(x_label), parse_math=False)
+    axes.set_ylabel(_legible(y_label), parse_math=False)
+    num_left_out = len(curves) - len(shown)
+    more = f"{num_left_out} more are not drawn" if num_left_out else ""
+    legend = figure.legend(
+        lines, map(_legible, shown), title=more, loc="outside lower center", fontsize="small"
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    written = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Characters that the font lacks; `alt` has them.
+        figure.savefig(written, format="png", dpi=110, metadata={"Software": None})
+    ends = [
+        f"{label}: from {_number(points[0][1])} at {x_label} {points[0][0]:g} to "
+        f"{_number(points[-1][1])} at {x_label} {points[-1][0]:g}"
+        for label, points in shown.items()
+    ]
+    said = "; ".join([*ends, more] if more else ends)
+    source = "data:image/png;base64," + base64.b64encode(written.getvalue()).decode()
+    return f'<img alt="{markup.text(f"{title}. {y_label} by {x_label}. {said}.")}" src="{source}">'
+
+
+def _legible(label: str) -> str:
+    """Returns a label that Matplotlib shows: it hides those that begin with an underscore."""
+    label = label if len(label) <= _LONGEST_LABEL else f"{label[:_LONGEST_LABEL]} …"
+    return f" {label}" if label.startswith("_") else label
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.3g}"
+
+
 def charts(
     runs: Mapping[str, Sequence[results_lib.Row]],
     *,
@@ -220,63 +284,52 @@ def charts(
     is_of_words: bool,
     levels: Mapping[str, float] | None = None,
 ) -> str:
-    """Draws accuracy, loss and ε of runs.
+    """Draws accuracy, loss and ε of runs, whose rows are given by label; "" for a single run.
 
-    Args:
-      runs: Rows by label of the run; "" of a single one.
-      unit: Name of a round.
-      is_of_words: Whether all models read words; else metrics are called as the callers do.
-      levels: Accuracies of simpler models, by label; none by default.
-
-    Returns:
-      HTML; "" if there is nothing to draw.
+    If not all models read words (`is_of_words`), each metric has a chart under its name. `levels`
+    are accuracies of simpler models, drawn as horizontal lines.
     """
 
-    def curves(*columns: tuple[str, str]) -> dict[str, list[tuple[float, float]]]:
-        """Returns the curves of pairs of a column and what it is of, the first one without it."""
+    def curves(*columns: tuple[str, str], scale: float = 1.0) -> dict[str, tuple[list, list]]:
+        """Returns the curves of pairs of a column and whose data it was measured on."""
         found = {}
         for run, rows in runs.items():
             for number, (column, of_whom) in enumerate(columns):
                 label = f"{run}, {of_whom}" if run and number else run or of_whom
-                found[label] = results_lib.series(rows, column)
+                points = results_lib.series(rows, column)
+                found[label] = [x for x, _ in points], [scale * y for _, y in points]
         return found
 
-    others = sorted(
-        {name for rows in runs.values() for row in rows for name in row if name.startswith("eval_")}
-    )
     held_out = "held-out users" if is_of_words else "held-out data"
-    parts = [
-        line_chart.chart(
-            "Accuracy of the first guess",
-            curves((results_lib.ACCURACY, held_out), ("top1", "training cohort")),
-            x=unit,
-            y="share of words guessed right, of those in the vocabulary",
-            percent=True,
-            levels=levels,
+    drawn = []
+    if is_of_words:
+        accuracies = curves(
+            (results_lib.ACCURACY, held_out), ("top1", "training cohort"), scale=100.0
         )
-        if is_of_words
-        else "",
-        line_chart.chart(
-            "Loss",
-            curves((results_lib.LOSS, held_out), ("loss", "training cohort")),
-            x=unit,
-            y="cross-entropy, nats per word or sub-word" if is_of_words else "loss",
-        ),
-        *(
-            line_chart.chart(
-                name.removeprefix("eval_"), curves((name, "held-out data")), x=unit, y="as measured"
-            )
-            for name in [one for one in others if one != results_lib.LOSS and not is_of_words][:6]
-        ),
-        line_chart.chart(
-            "ε spent",
-            curves(("epsilon", "for the declared participation")),
-            x=unit,
-            y="ε at the run's δ",
-        ),
+        across = [x for xs, _ in accuracies.values() for x in xs]
+        if across:
+            ends = [min(across), max(across)]
+            for label, level in (levels or {}).items():
+                accuracies[label] = ends, [100.0 * level] * 2
+        title, y_label = "Accuracy of the first guess", "% of words in the vocabulary"
+        drawn.append(chart(accuracies, title=title, x_label=unit, y_label=y_label))
+    losses = curves((results_lib.LOSS, held_out), ("loss", "training cohort"))
+    y_label = "cross-entropy, nats per word or sub-word" if is_of_words else "loss"
+    drawn.append(chart(losses, title="Loss", x_label=unit, y_label=y_label))
+    if not is_of_words:
+        names = {name for rows in runs.values() for row in rows for name in row}
+        others = sorted(n for n in names if n.startswith("eval_") and n != results_lib.LOSS)
+        for name in others[:6]:
+            title, values = name.removeprefix("eval_"), curves((name, held_out))
+            drawn.append(chart(values, title=title, x_label=unit, y_label="as measured"))
+    spent = curves(("epsilon", "for the declared participation"))
+    drawn.append(chart(spent, title="ε spent", x_label=unit, y_label="ε at the run's δ"))
+    parts = [
+        markup.element("figure", part) if part.startswith("<img") else part
+        for part in dict.fromkeys(drawn)  # What to install is said once.
     ]
-    drawn = "".join(parts)
-    return markup.element("div", drawn, class_="charts") if drawn else ""
+    content = "".join(parts)
+    return markup.element("div", content, class_="charts") if content else ""
 
 
 def _metric(found: results_lib.Results, name: str) -> str:
@@ -320,21 +373,6 @@ def _measured(found: results_lib.Results) -> str:
                 f"{found.held_out.capitalize()}, after {unit} {last.get('round', 0):g}",
             )
         )
-    if found.keyboard:
-        rows = [
-            [
-                markup.text(name),
-                *(f"{one[m]:.1%}" if m in one else "–" for m in results_lib.KEYBOARD_METRICS),
-            ]
-            for name, one in found.keyboard.items()
-        ]
-        meanings = "; ".join(
-            f"{name}: {what}" for name, what in results_lib.KEYBOARD_METRICS.items()
-        )
-        parts.append(
-            markup.table(["", *results_lib.KEYBOARD_METRICS], rows, "As suggestions of a keyboard")
-        )
-        parts.append(markup.element("p", markup.text(f"{meanings}."), class_="muted"))
     if found.evaluations or found.cells:
         parts.append(markup.element("p", markup.text(HELD_OUT), class_="muted"))
     has_ngrams = found.is_of_words and found.kind not in ("pretraining", "task")

@@ -51,27 +51,12 @@ _RESUME = {
 
 
 def write(folder: pathlib.Path) -> None:
-    """Writes README.md of a results folder, from what may be published of its other files.
-
-    Args:
-      folder: Folder of results; a README.md in it is replaced.
-
-    Raises:
-      UsageError: If it is no results folder, or a file in it is damaged.
-      OSError: If the file cannot be written.
-    """
+    """Writes README.md of a results folder, from what may be published of its other files."""
     durable_files.write(folder / NAME, of(results_lib.read(folder)).encode("utf-8"))
 
 
 def of(found: results_lib.Results) -> str:
-    """Returns the README of a results folder, as Markdown.
-
-    Args:
-      found: Facts in the folder, read without private ones.
-
-    Raises:
-      ValueError: If private facts are among them.
-    """
+    """Returns the README of a results folder, as Markdown."""
     if found.is_private:
         raise ValueError("A README is made of what may be published: read without private=True.")
     # A card, which has the model's tags, is for what may be published.

@@ -54,9 +54,7 @@ CHOSEN = "bandtoep"
 class Pool:
     """Examples of all clients, each sampled and clipped by itself at its client's turn.
 
-    Attributes:
-      size: Number of examples.
-      of_client: Largest number of examples of one client.
+    `of_client` is the largest number of examples of one client.
     """
 
     size: int
@@ -351,7 +349,7 @@ class AmplifiedPrivacy(privacy.Privacy):
         scale, simulated, drawn = 1.0, None, wanted
         if self.deployment is not None:
             drawn, population = self._drawn(num_clients), self.deployment.population
-            # As many clients as each expects: whole bins may be larger than clients_per_round.
+            # Each round expects this many clients: whole bins may be larger than clients_per_round.
             scale = drawn.share_per_round * num_clients / (wanted.share_per_round * population)
             spent = accounted(
                 wanted, strategy, noise_multiplier=noise_multiplier, num_rounds=self.num_rounds
@@ -415,9 +413,7 @@ class AmplifiedPlan(privacy.FederatedPlan):
     """Plan of a run with correlated noise whose samples are secret.
 
     Attributes:
-      sampling: Sampling of the cohorts.
       wanted_sampling: Sampling of the run that was asked for: the simulated one, if there is one.
-      strategy: Strategy matrix of the noise.
       pool: Examples that are sampled at their clients' turns; None if clients are.
       workload: Workload that the strategy was optimised for; None for the prefix sums.
     """
@@ -466,7 +462,7 @@ class AmplifiedPlan(privacy.FederatedPlan):
         return samplings.rounds_of(self._spent(num_rounds), self.sampling.kind)
 
     def _spent(self, num_rounds: int) -> samplings.Bounded:
-        # In whole turns, so that not every round is accounted for anew; more rounds cost no less.
+        # Whole turns, so that not every round is accounted for anew. More rounds never cost less.
         turn = self.declared.min_sep
         return accounted(
             self.sampling,
@@ -478,11 +474,7 @@ class AmplifiedPlan(privacy.FederatedPlan):
 
     @property
     def cyclic(self) -> sampling_lib.CyclicPoisson:
-        """The sampling, where it is cyclic: with a pool it is.
-
-        Raises:
-          ValueError: If it is another one.
-        """
+        """The sampling, where it is cyclic: with a pool it is. Another one is refused."""
         if not isinstance(self.sampling, sampling_lib.CyclicPoisson):
             raise validation.UsageError(f"The sampling is {self.sampling.kind!r}, not cyclic.")
         return self.sampling

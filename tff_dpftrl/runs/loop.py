@@ -44,15 +44,7 @@ class Loop:
         rounds: committed_rounds.CommittedRounds,
         progress: progress_lib.Progress,
     ):
-        """Keeps its arguments; nothing is read yet.
-
-        Args:
-          output: Folder of the run.
-          prepared: The run.
-          trainer: Trains the rounds.
-          rounds: The open rounds of the run.
-          progress: Callback for warnings.
-        """
+        """Keeps its arguments; nothing is read yet."""
         self._output = output
         self._run = prepared.report
         self._trainer = trainer
@@ -61,15 +53,9 @@ class Loop:
         self._progress = progress
 
     def run(self, template: Any) -> None:
-        """Runs the rounds that are left and evaluates the last model.
+        """Runs the rounds that are left and evaluates the last model; errors keep committed rounds.
 
-        Args:
-          template: A state with the structure of the run's; its values do not matter.
-
-        Raises:
-          UsageError: If training diverges; every committed round is kept.
-          ledger_rules.LedgerRefusal: If a round may not begin.
-          OSError: If a file cannot be written; every committed round is kept.
+        `template` is a state with the structure of the run's; its values do not matter.
         """
         self._restore(template)
         self._refuse_diverged()
@@ -152,7 +138,7 @@ class Loop:
         self._check_finite(trained.state)
         self._state = trained.state
         row["seconds"] = time.monotonic() - start
-        # Nothing of a round is shown before: until then it may be trained again, with other noise.
+        # Nothing of a round is shown before its commit: it may be trained again, with other noise.
         self._rounds.commit(round_index, self._state, row)
         self._warn_of_dropped(trained.num_not_finite, round_index, len(members))
         self._publish(self._measured(row))
@@ -226,7 +212,7 @@ class Loop:
     def _finish(self) -> None:
         """Evaluates the last model, if that has not been done yet, and examines it."""
         last = self._log.rows[-1]
-        # Exact, or with noise: of a lost private table, only the noised ones are left.
+        # Exact figures, or noised ones: without the private table, only the noised ones are left.
         measured = [value for name, value in last.items() if "eval_" in name]
         if measured and all(value is None for value in measured):
             self._publish({**last, **self._evaluated(last["round"])})

@@ -24,13 +24,10 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of the table.
+    """Column of the table.
 
-    Attributes:
-      name: Name of the column, in the header.
-      meaning: Meaning of the column, in a few words.
-      is_exact: Whether it is an exact figure of data that the run protects, computed
-        without noise, which no privacy statement covers.
+    `is_exact` marks an exact figure of data that the run protects, computed without noise, which no
+    privacy statement covers.
     """
 
     name: str
@@ -51,20 +48,10 @@ class MetricsLog:
     """
 
     def __init__(self, folder: pathlib.Path, columns: Sequence[Column], rounds_done: int):
-        """Opens the log.
-
-        Args:
-          folder: Folder of the run.
-          columns: The columns; "round" comes first and counts from 1.
-          rounds_done: Rows of later rounds, of a run that was interrupted before
-            it could commit them, are dropped.
-
-        Raises:
-          OSError: If the note cannot be written.
-        """
+        """Opens the log; rows after `rounds_done`, which were never committed, are dropped."""
         self._columns = tuple(column.name for column in columns)
         published = tuple(column.name for column in columns if not column.is_exact)
-        # The one that is read comes first: a crash between them leaves no row out.
+        # The table that is read is written first: a crash between the two leaves no row out.
         self._tables = {folder / EXACT_TABLE: self._columns, folder / _TABLE: published}
         self.rows = read_rows(folder, rounds_done)
         self._is_written = False  # Whether the files hold `rows` and nothing else.
@@ -72,17 +59,7 @@ class MetricsLog:
         durable_files.write(folder / _NOTE, _note(columns).encode("utf-8"))
 
     def append(self, row: Mapping[str, Any]) -> Row:
-        """Adds the row of the next round, or replaces the last row if it is of the same round.
-
-        Args:
-          row: Values by column; columns left out stay empty.
-
-        Returns:
-          The row, with all columns.
-
-        Raises:
-          OSError: If a table cannot be written.
-        """
+        """Adds the row of the next round, or replaces that of the same round; returns it whole."""
         values = {name: row.get(name) for name in self._columns}
         if any(row["round"] == values["round"] for row in self.rows[-1:]):
             self.rows.pop()
@@ -110,14 +87,7 @@ def _line(row: Mapping[str, Any], columns: Sequence[str]) -> bytes:
 
 
 def table(folder: pathlib.Path) -> pathlib.Path:
-    """Returns the path of the table with all columns that there are.
-
-    Args:
-      folder: Folder of a run.
-
-    Returns:
-      Path of `private/metrics.csv`; that of `metrics.csv` of an older run, or without `private/`.
-    """
+    """Returns the path of the table with all columns; older runs have none in `private/`."""
     exact = folder / EXACT_TABLE
     return exact if exact.exists() else folder / _TABLE
 
@@ -128,18 +98,7 @@ def is_of_earlier_version(folder: pathlib.Path) -> bool:
 
 
 def read_rows(folder: pathlib.Path, rounds_done: int) -> list[Row]:
-    """Reads the rows of the committed rounds.
-
-    Args:
-      folder: Folder of a run.
-      rounds_done: Number of committed rounds; later rows are left out.
-
-    Returns:
-      The rows, by round, with all columns that `table` has; none if there is no table yet.
-
-    Raises:
-      ValueError: If the table is damaged.
-    """
+    """Reads the rows of the committed rounds; none if there is no table, damaged ones refused."""
     path = table(folder)
     if not rounds_done or not path.exists():
         return []

@@ -37,19 +37,9 @@ def parse(
 ) -> Axes:
     """Parses the values of `--over`.
 
-    Args:
-      texts: Axes such as "seed=0:3" or "mechanism=blt,tree,noise_multiplier=0.5,1": commas
-        separate values, and NAME= after a comma begins the next axis. Where semicolons are, they
-        separate the values of one axis, which may have commas in them:
-        "clip_norm_schedule=none;40:0.3,60:0.1".
-      synonyms: Field names by other names of options that may be typed.
-      kind: Kind of the runs.
-
-    Returns:
-      The axes. Names of files among the values are absolute.
-
-    Raises:
-      ValueError: If a name is no option, or a value cannot be one of it or comes twice.
+    Examples are "seed=0:3" and "mechanism=blt,tree,noise_multiplier=0.5,1". Commas separate values,
+    and NAME= after a comma begins the next axis. Where semicolons are, they separate the values of
+    one axis, which may have commas in them: "clip_norm_schedule=none;40:0.3,60:0.1".
     """
     axes: dict[str, list[Value]] = {}
     for text in texts:

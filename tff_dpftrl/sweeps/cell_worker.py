@@ -29,12 +29,7 @@ class CellWorker:
     """The process, as the sweep sees it."""
 
     def __init__(self, lock: int, log: pathlib.Path):
-        """Starts the process.
-
-        Args:
-          lock: File descriptor that it inherits.
-          log: File of its own errors, before the first cell.
-        """
+        """Starts the process."""
         with open(log, "ab") as errors:
             self._process = subprocess.Popen(
                 # -u: a log has outputs and errors in order, also those of a cell that is killed.

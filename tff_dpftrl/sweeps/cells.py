@@ -57,19 +57,9 @@ class Cell:
 def grid(
     options: Mapping[str, Any], axes: axes_lib.Axes, kind: kinds.RunKind = kinds.TRAINING
 ) -> list[Cell]:
-    """Returns all cells of a sweep, the last axis varying fastest.
+    """Returns all cells of a sweep, the last axis varying fastest; axes overrule `options`.
 
-    Args:
-      options: Options of all cells, by name.
-      axes: Axes of the sweep, which overrule `options` (see `options_lib.overrule`).
-      kind: Kind of the runs.
-
-    Returns:
-      The cells. Those of the mechanism 'none' that differ in options of the noise only are
-      one cell.
-
-    Raises:
-      ValueError: If a cell's options cannot be used, or two cells are the same run.
+    Those of the mechanism 'none' that differ in options of the noise only are one cell.
     """
     cells: dict[Any, Cell] = {}
     for combination in itertools.product(*axes.values()):

@@ -58,20 +58,9 @@ def check(
     axes: axes_lib.Axes,
     kind: kinds.RunKind = kinds.TRAINING,
 ) -> axes_lib.Axes:
-    """Checks that a folder is free, or holds this sweep.
+    """Checks that a folder is free, or holds this sweep, to whose axes values may have been added.
 
-    Args:
-      output: Folder of the sweep, which need not exist.
-      options: Options of all cells.
-      axes: Axes of the sweep. They may have more values than the sweep in the folder.
-      kind: Kind of the runs.
-
-    Returns:
-      The axes, in the order of the sweep in the folder: cells keep their names.
-
-    Raises:
-      ValueError: If the folder holds another sweep, a run or something else, or cannot
-        be written; it says what differs.
+    Returns the axes in the order of the sweep in the folder, so that cells keep their names.
     """
     if not exists(output):
         if manifest.exists(output):
@@ -102,11 +91,7 @@ def check(
 
 
 def read(output: pathlib.Path) -> tuple[dict[str, Any], axes_lib.Axes, kinds.RunKind]:
-    """Reads the options and axes of the sweep in a folder, and the kind of its runs.
-
-    Raises:
-      ValueError: If they cannot be read, or are of another format.
-    """
+    """Reads the options and axes of the sweep in a folder, and the kind of its runs."""
     path = output / _DEFINITION
     try:
         known = json_text.read_object(path)
@@ -177,17 +162,7 @@ def write(
     axes: axes_lib.Axes,
     kind: kinds.RunKind = kinds.TRAINING,
 ) -> None:
-    """Writes the definition of a sweep to its folder, or adds values to its axes.
-
-    Args:
-      output: Folder that `check` accepted.
-      options: Options of all cells.
-      axes: Axes of the sweep.
-      kind: Kind of the runs.
-
-    Raises:
-      OSError: If it cannot be written.
-    """
+    """Writes the definition of a sweep to its folder, or adds values to its axes."""
     (output / joint_runs.CELLS).mkdir(parents=True, exist_ok=True)
     content = {"format": FORMAT, **definition(options, axes, kind)}
     text = json.dumps(content, indent=2) + "\n"
@@ -195,16 +170,7 @@ def write(
 
 
 def bind(output: pathlib.Path, digests: Mapping[str, str]) -> None:
-    """Binds a sweep to what its cells read: those that begin later have to read the same.
-
-    Args:
-      output: Folder of the sweep.
-      digests: Digests of what cells that have not finished read, by name.
-
-    Raises:
-      UsageError: If another one is bound to a name.
-      OSError: If it cannot be written.
-    """
+    """Binds a sweep to the digests of what its cells read, and refuses other digests later."""
     path = output / joint_runs.PLANNED
     is_begun = exists(output) and path.exists()
     then = joint_runs.read_digests(path) if is_begun else {}
@@ -222,19 +188,8 @@ def lock(
 ) -> Iterator[int]:
     """Locks a sweep, so that no other process runs its cells.
 
-    The cells' processes inherit the lock. It is free when the last of them has ended, even if
-    the sweep's process was killed.
-
-    Args:
-      output: Folder of the sweep; it exists.
-      progress: Callback for the line that is printed if the lock is not free yet.
-      seconds_to_wait: Longest time to wait for the lock, in seconds.
-
-    Yields:
-      The file descriptor to pass on to the cells' processes.
-
-    Raises:
-      ValueError: If another sweep, or a cell of one that was killed, still runs.
+    The cells' processes inherit the lock. It is free when the last of them has ended, even if the
+    sweep's process was killed.
     """
     descriptor = os.open(output / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -276,11 +231,7 @@ class Ending:
 
 
 def write_ending(folder: pathlib.Path, ending: Ending) -> None:
-    """Writes how a cell's process ended to the cell's folder.
-
-    Raises:
-      OSError: If it cannot be written.
-    """
+    """Writes how a cell's process ended to the cell's folder."""
     text = json.dumps(dataclasses.asdict(ending), indent=2) + "\n"
     durable_files.write(folder / _OUTCOME, text.encode("utf-8"))
 
@@ -307,11 +258,7 @@ def state(folder: pathlib.Path) -> State:
 
 
 def check_cells(output: pathlib.Path, cells: Sequence[cells_lib.Cell]) -> None:
-    """Checks that no cell's folder holds a run with other options.
-
-    Raises:
-      ValueError: If there is one, or its manifest cannot be read.
-    """
+    """Checks that no cell's folder holds a run with other options."""
     for cell in cells:
         folder = cell_folder(output, cell)
         if not manifest.exists(folder):

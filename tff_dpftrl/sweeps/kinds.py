@@ -40,15 +40,7 @@ class RunKind(abc.ABC):
     flag: ClassVar[str]
 
     def refuse_others(self, names: Iterable[str], source: str) -> None:
-        """Refuses options that only another kind of runs has.
-
-        Args:
-          names: Names of options.
-          source: Words for who names them, for the error message.
-
-        Raises:
-          UsageError: If there is one; it says how to sweep over runs of that kind.
-        """
+        """Refuses options that only another kind of runs has."""
         for name in names:
             for kind in KINDS.values() if name not in _options(self) else ():
                 if name in _options(kind):
@@ -58,15 +50,7 @@ class RunKind(abc.ABC):
                     )
 
     def config(self, options: Mapping[str, Any], source: str) -> Any:
-        """Builds the config of a run.
-
-        Args:
-          options: Options of the run, by name.
-          source: Name of the file or the command line that they are from.
-
-        Raises:
-          UsageError: If a name is unknown or a value cannot be used.
-        """
+        """Builds the config of a run."""
         self.refuse_others(options, source)
         return options_lib.config_from_mapping(options, source, self.config_class)
 
@@ -79,15 +63,7 @@ class RunKind(abc.ABC):
         return getattr(config, f"num_{self.unit}s")
 
     def check(self, config: Any, placement: placement_lib.Placement) -> None:
-        """Refuses, without reading the text, options that the command would refuse.
-
-        Args:
-          config: Options of the run.
-          placement: Place in which the clients work.
-
-        Raises:
-          UsageError: If the run cannot be begun with these options.
-        """
+        """Refuses, without reading the text, options that the command would refuse."""
         from tff_dpftrl.training import corpus
 
         corpus.require_packages(vars(config))

@@ -20,19 +20,7 @@ from tff_dpftrl.training import language_config
 
 
 def check(cells: Sequence[cells_lib.Cell]) -> dict[str, str]:
-    """Checks that each cell's text can be used and has enough users.
-
-    Args:
-      cells: Cells that have not begun yet.
-
-    Returns:
-      Digests of what the cells read, as `corpus.planned` returns them.
-
-    Raises:
-      ValueError: If corpus, vocabulary or strategy of a cell cannot be used, or its
-        population cannot keep what it asks for; the cell is named.
-      OSError: If the process that reads cannot be started, or fails.
-    """
+    """Checks that each cell's text can be used and has enough users; returns its digests."""
     if not cells:
         return {}
     done = subprocess.run(
@@ -53,13 +41,9 @@ def check(cells: Sequence[cells_lib.Cell]) -> dict[str, str]:
 
 
 def first_error(configs: Sequence[language_config.TextConfig]) -> dict[str, int | str] | None:
-    """Finds the first config that cannot be run.
+    """Finds the first config that cannot be run: its index ("cell") and the message ("error").
 
-    Args:
-      configs: Configs of the cells, of one kind.
-
-    Returns:
-      The index ("cell") and the message ("error"); None if all can be run.
+    None if all configs can be run.
     """
     check_text = kinds.of(configs[0]).text_check()
     for index, config in enumerate(configs):

@@ -45,13 +45,10 @@ class CellResult:
       delta: δ of the privacy statement, before the end of the options; None if it is not known.
       noise_multiplier: Noise multiplier z, in a simulation that of the larger run; 0 for no
         noise. None before the end if it is calibrated.
-      clip_norm_inflation: Norm that the noise is relative to, over the clip norm; above 1 with
-        secure aggregation.
       baselines: Accuracies of n-gram models, by name.
       code_version: Version of this package that began the run; None if it has not begun.
-      of_last_model: Further metrics of the model after the last round, by name: stand-ins for a
-        keyboard's A/B metrics, and the accuracy with a cache of each user's earlier text. Empty
-        before the end, and of protected held-out users.
+      of_last_model: Further metrics of the model after the last round, by name: the accuracy with
+        a cache of each user's earlier text. Empty before the end, and of protected held-out users.
     """
 
     cell: cells_lib.Cell
@@ -62,7 +59,6 @@ class CellResult:
     simulated_epsilon: float | None
     delta: float | None
     noise_multiplier: float | None
-    clip_norm_inflation: float
     baselines: Mapping[str, float]
     code_version: str | None = None
     of_last_model: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -91,18 +87,7 @@ class CellResult:
 
 
 def read(output: pathlib.Path, cell: cells_lib.Cell) -> CellResult:
-    """Reads the results of a cell from its files.
-
-    Args:
-      output: Folder of the sweep.
-      cell: Cell of the sweep.
-
-    Returns:
-      The results; a cell that has not begun has no rows.
-
-    Raises:
-      ValueError: If a file is damaged.
-    """
+    """Reads the results of a cell from its files; a cell that has not begun has no rows."""
     folder = folder_lib.cell_folder(output, cell)
     state, ending = folder_lib.state(folder), folder_lib.read_ending(folder)
     path = folder / "privacy_statement.json"
@@ -122,7 +107,6 @@ def read(output: pathlib.Path, cell: cells_lib.Cell) -> CellResult:
         simulated_epsilon=parameters.get("simulated_epsilon"),
         delta=statement.get("delta", cell.config.delta),
         noise_multiplier=noise_multiplier,
-        clip_norm_inflation=parameters.get("clip_norm_inflation", 1.0),
         baselines=_json(folder, "private/baselines.json"),
         code_version=_json(folder, "config.json").get("versions", {}).get("tff_dpftrl"),
         of_last_model=_of_last_model(folder) if state == "finished" else {},
@@ -130,11 +114,7 @@ def read(output: pathlib.Path, cell: cells_lib.Cell) -> CellResult:
 
 
 def _of_last_model(folder: pathlib.Path) -> dict[str, float]:
-    held_out = _json(folder, "held_out.json")
-    keyboard = held_out.get("keyboard", {})  # Older runs had none.
-    found = {name: keyboard.get(name) for name in reported.KEYBOARD_METRICS}
-    measured = {name: value for name, value in found.items() if value is not None}
-    return measured | reported.with_earlier_text(held_out, "top1_with_earlier_text")
+    return reported.with_earlier_text(_json(folder, "held_out.json"), "top1_with_earlier_text")
 
 
 def _json(folder: pathlib.Path, name: str) -> dict[str, Any]:
@@ -218,14 +198,10 @@ def settings(results: Sequence[CellResult]) -> list[Setting]:
 
 
 def ranked(settings: Sequence[Setting]) -> tuple[str, list[Setting]]:
-    """Ranks settings by their means on held-out users.
+    """Ranks settings by their means on held-out users; those without a mean come last.
 
-    Args:
-      settings: Settings, in any order.
-
-    Returns:
-      The metric they are ranked by, `BITS` if all of them have it and else `LOSS`; and the settings
-      by increasing mean of it, those without one last.
+    Returns the metric, `BITS` if all settings have it and else `LOSS`, and the settings by its
+    increasing mean.
     """
     metric = LOSS if any(setting.mean(BITS) is None for setting in settings) else BITS
 
@@ -243,13 +219,9 @@ def uses_simulated_epsilon(settings: Sequence[Setting]) -> bool:
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Returns the points that no other beats in cost and gain.
+    """Returns the points (cost, gain) that no other beats: their indices by increasing cost.
 
-    Args:
-      points: Pairs of cost (ε) and gain (accuracy).
-
-    Returns:
-      The indices of these points by increasing cost. Equal points are all on the front.
+    Equal points are all on the front.
     """
 
     def is_beaten(cost: float, gain: float) -> bool:
@@ -263,15 +235,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def common_baselines(results: Iterable[CellResult]) -> dict[str, float]:
-    """Returns the accuracies of n-gram models, where they do not depend on the setting.
-
-    Args:
-      results: Results of some cells.
-
-    Returns:
-      Means over the seeds, by name, without those that have a cache of earlier text; none if
-      cells of the same seed differ.
-    """
+    """Returns the mean accuracies of n-gram models over seeds; none if they differ by setting."""
     by_seed: dict[int, Mapping[str, float]] = {}
     for result in results:
         baselines = result.baselines

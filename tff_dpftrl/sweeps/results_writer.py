@@ -16,24 +16,14 @@ class ResultsWriter:
     """A writer of the results of a sweep so far."""
 
     def __init__(self, cells: Sequence[cells_lib.Cell], axes: axes_lib.Axes, output: pathlib.Path):
-        """Initialises the writer; nothing is read yet.
-
-        Args:
-          cells: All cells of the sweep.
-          axes: Axes of the sweep.
-          output: Folder of the sweep.
-        """
+        """Initialises the writer; nothing is read yet."""
         self._cells = cells
         self._title = f"Sweep over {', '.join(axes)}"
         self._output = output
         self._finished: dict[str, results_lib.CellResult] = {}  # They do not change any more.
 
     def read(self) -> list[results_lib.CellResult]:
-        """Reads the results of all cells.
-
-        Raises:
-          ValueError: If a file is damaged.
-        """
+        """Reads the results of all cells."""
         results = []
         for cell in self._cells:
             result = self._finished.get(cell.name) or results_lib.read(self._output, cell)
@@ -43,15 +33,7 @@ class ResultsWriter:
         return results
 
     def write(self) -> list[results_lib.CellResult]:
-        """Writes tables and pictures.
-
-        Returns:
-          The results of all cells.
-
-        Raises:
-          ValueError: If a file is damaged.
-          OSError: If a file cannot be written.
-        """
+        """Writes tables and pictures."""
         results = self.read()
         tables.write(self._output, results, self._title)
         plots.write(self._output, results)

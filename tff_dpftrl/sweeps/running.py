@@ -37,16 +37,7 @@ _LONGEST_LINE = 500
 def command_of(
     cell: cells_lib.Cell, folder: pathlib.Path, placement_flags: Sequence[str] = ()
 ) -> list[str]:
-    """Returns the command line that begins or resumes a cell.
-
-    Args:
-      cell: Cell of the sweep.
-      folder: Folder of the cell's results.
-      placement_flags: Flags that say where clients run.
-
-    Returns:
-      The program with its arguments.
-    """
+    """Returns the command line that begins or resumes a cell."""
     options = ["--resume"] if manifest.exists(folder) else flags(cell.config)
     return [*PROGRAM, cell.kind.command, *options, *placement_flags, f"--output={folder}"]
 
@@ -170,26 +161,11 @@ def run(
 ) -> None:
     """Runs all cells that are not finished, until they are or a signal comes.
 
-    What a cell prints goes to `sweep.log` in its folder. A cell that fails does not keep
-    the others from running. After a signal the cells that run are ended: each keeps the
-    rounds that it has committed. A second signal ends them without waiting.
-
-    Args:
-      cells: All cells of the sweep.
-      output: Folder of the sweep.
-      command: Function from a cell and its folder to the command line that runs it.
-      jobs: Number of cells that run at a time.
-      lock: File descriptor from `folder.lock`; the processes inherit it.
-      interruption: Recorder of the signals that end the sweep.
-      progress: Callback for lines beside the progress bar.
-      after_each: Callback for each cell that has ended by itself.
-      reuse: Whether a process may run several cells of one group, one after another
-        (`kinds.RunKind.process_group`).
-      shows_progress: Whether to show a progress bar, which tells how many cells there are.
-
-    Raises:
-      OSError: If a file cannot be written or a process cannot be started; the cells
-        that run are ended then.
+    What a cell prints goes to `sweep.log` in its folder. A cell that fails does not keep the others
+    from running. After a signal the cells that run are ended: each keeps the rounds that it has
+    committed. A second signal ends them without waiting. The processes inherit `lock`, from
+    `folder.lock`. With `reuse`, a process may run several cells of one group, one after another
+    (`kinds.RunKind.process_group`).
     """
     states = {c.name: folder_lib.state(folder_lib.cell_folder(output, c)) for c in cells}
     waiting = [cell for cell in cells if states[cell.name] != "finished"]

@@ -103,12 +103,8 @@ class Selection:
 def num_runs(mean: float | None = None, largest: int | None = None) -> selection_lib.NumRuns:
     """Returns the distribution of the number of runs.
 
-    Args:
-      mean: Expected number of runs, without the limit; 10 if None.
-      largest: Largest number of runs; five times the mean if None.
-
-    Raises:
-      UsageError: If a number is out of range.
+    `mean` is the expected number without the limit, 10 by default; `largest` is five times the mean
+    by default.
     """
     mean = _MEAN if mean is None else mean
     if largest is None:
@@ -122,15 +118,7 @@ def exists(output: pathlib.Path) -> bool:
 
 
 def refuse(cells: Sequence[cells_lib.Cell], score_text: str) -> None:
-    """Refuses cells among which no choice is covered by one ε.
-
-    Args:
-      cells: Cells of the sweep.
-      score_text: Name of the public text by which models are scored, or `METRICS`.
-
-    Raises:
-      UsageError: If there is one; it names the option and the remedy.
-    """
+    """Refuses cells among which no choice is covered by one ε."""
     for cell in cells:
         for name, why in _reasons(cell.config):
             raise validation.UsageError(
@@ -200,20 +188,7 @@ def open_or_draw(
 ) -> Selection:
     """Reads the choice in a folder; plans and draws it if there is none.
 
-    Args:
-      output: Folder of the sweep, which this process has locked.
-      definition: Options, axes and kind of the sweep, JSON-compatible.
-      cells: Cells of the sweep.
-      runs: Distribution of the number of runs.
-      score_text: Name of the public text by which models are scored, or `METRICS`.
-
-    Returns:
-      The choice, which is on the disk: it is never drawn again.
-
-    Raises:
-      UsageError: If the folder holds another choice, or one whose record is lost, or a cell or the
-        text cannot be used.
-      OSError: If the file cannot be written.
+    The choice is on the disk: it is never drawn again. This process has locked the folder.
     """
     joint_runs.refuse_lost_record(output)
     if score_text != selection_plan.METRICS:
@@ -262,19 +237,8 @@ def open_or_draw(
 def release(output: pathlib.Path, chosen: Selection, cells: Sequence[cells_lib.Cell]) -> None:
     """Scores the runs, and releases what may be published of the best one.
 
-    What is released is kept first: a second release is a copy of the first one, whatever became of
-    the score and the runs.
-
-    Args:
-      output: Folder of the sweep.
-      chosen: The choice, all of whose runs have finished or diverged.
-      cells: Cells of the sweep.
-
-    Raises:
-      UsageError: If a run is not one of the choice or costs more than was planned, its model or
-        statement cannot be used, the text that scores them has changed, or what was released
-        before is not kept.
-      OSError: If a file cannot be written, or the process that scores fails.
+    All runs have finished or diverged. What is released is kept first: a second release is a copy
+    of the first one, whatever became of the score and the runs.
     """
     winner, kept = output / joint_runs.WINNER, output / manifest.PRIVATE / joint_runs.WINNER
     if not kept.exists():
@@ -292,12 +256,7 @@ def release(output: pathlib.Path, chosen: Selection, cells: Sequence[cells_lib.C
 
 
 def unfinished(output: pathlib.Path, runs: Sequence[cells_lib.Cell]) -> list[cells_lib.Cell]:
-    """Returns the runs that have neither finished nor diverged.
-
-    Args:
-      output: Folder of the sweep.
-      runs: Runs of the choice.
-    """
+    """Returns the runs that have neither finished nor diverged."""
     folders = [folder_lib.cell_folder(output / manifest.PRIVATE, run) for run in runs]
     return [
         run

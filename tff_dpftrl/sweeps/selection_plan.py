@@ -67,17 +67,8 @@ class Planned(NamedTuple):
 def plan(cells: Sequence[cells_lib.Cell], num_runs: selection.NumRuns, score_text: str) -> Planned:
     """Plans the runs of all cells, and checks that a text may score them.
 
-    Args:
-      cells: Cells of the sweep, which `selection.refuse` has accepted.
-      num_runs: Distribution of the number of runs.
-      score_text: Name of the public text by which models are scored, or `METRICS`.
-
-    Returns:
-      The plan. If the cells have a target, `epsilon` is not above it.
-
-    Raises:
-      UsageError: If a cell's text or options cannot be used, or the text is not public.
-      OSError: If the process that reads cannot be started, or fails.
+    If the cells have a target, the plan's ε is not above it. `selection.refuse` has accepted the
+    cells.
     """
     request = {
         "kind": cells[0].kind.name,
@@ -99,18 +90,7 @@ def check_runs(
     planned_for: Planned,
     num_runs: selection.NumRuns,
 ) -> None:
-    """Refuses runs that cost more than what a choice among them was planned for.
-
-    Args:
-      folders: Folders of the runs.
-      kind: Kind of the runs.
-      planned_for: Plan of the choice.
-      num_runs: Distribution of the number of runs.
-
-    Raises:
-      UsageError: If one does, or its manifest cannot be read or is not bound to the choice.
-      OSError: If the process that computes what they cost fails.
-    """
+    """Refuses runs that cost more than what a choice among them was planned for."""
     ratio = (planned_for.epsilon - planned_for.run_epsilon) / 2.0
     promises = selection.Targets(
         (planned_for.run_epsilon * SLACK, planned_for.run_delta),
@@ -123,17 +103,9 @@ def check_runs(
 
 
 def ask(module: str, request: Any) -> Any:
-    """Runs a module that reads JSON and prints JSON, in a process that ends with this one.
+    """Runs a module that reads JSON, in a process that ends with this one.
 
-    Args:
-      module: Name of the module.
-      request: What it reads.
-
-    Returns:
-      What it prints in its last line.
-
-    Raises:
-      OSError: If the process cannot be started, or fails.
+    Returns the JSON in the last line that it prints.
     """
     done = subprocess.run(
         child.command([sys.executable, "-m", module]),
@@ -152,13 +124,7 @@ def planned(
 ) -> tuple[Planned | None, int, str]:
     """Plans the runs of configs.
 
-    Args:
-      configs: Configs of the cells, with one target or none.
-      num_runs: Distribution of the number of runs.
-      planner: `kinds.RunKind.planner` of their kind.
-
-    Returns:
-      The plan; or None, the index of the first config that cannot be run, and the reason.
+    Returns the plan; or None, the index of the first config that cannot be run, and the reason.
     """
     target, delta = configs[0].target_epsilon, configs[0].delta
     wanted = None if target is None else selection.targets(target, delta, num_runs)

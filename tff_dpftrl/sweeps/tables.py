@@ -92,15 +92,7 @@ def _shown(values: Mapping[str, axes_lib.Value], name: str) -> str | None:
 
 
 def markdown(results: Sequence[results_lib.CellResult]) -> str:
-    """Returns the settings as a table of Markdown, for people: ε rounded up, noise rounded down.
-
-    Args:
-      results: Results of all cells of the sweep.
-
-    Returns:
-      The table, the best setting first, with lines on the order, on simulations, on versions if
-      there are several, and on cells that are not finished; this last line alone if none is.
-    """
+    """Returns the settings as a table of Markdown, for people: ε rounded up, noise rounded down."""
     ranked_by, settings = results_lib.ranked(results_lib.settings(results))
     lines = []
     if settings:
@@ -190,11 +182,7 @@ def summary(results: Sequence[results_lib.CellResult], title: str) -> str:
 
 
 def write(output: pathlib.Path, results: Sequence[results_lib.CellResult], title: str) -> None:
-    """Writes the tables into the folder of a sweep.
-
-    Raises:
-      OSError: If a file cannot be written.
-    """
+    """Writes the tables into the folder of a sweep."""
     for name, rows in (("cells.csv", cell_rows(results)), ("summary.csv", summary_rows(results))):
         durable_files.write(output / name, _csv(rows).encode("utf-8"))
     durable_files.write(output / "summary.md", summary(results, title).encode("utf-8"))

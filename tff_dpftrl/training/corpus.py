@@ -86,11 +86,8 @@ class TextOptions(UserOptions):
 class RunText:
     """Text by user, in two parts, and the vocabulary.
 
-    Attributes:
-      train: The training users, the ones who are protected.
-      held_out: Users who never train.
-      words: The vocabulary.
-      num_untouched: Number of users who are kept for a test, and not used.
+    Training users are protected; held-out users never train. `num_untouched` users are kept for a
+    test, and not used.
     """
 
     train: user_text.UserText
@@ -106,20 +103,7 @@ def read(
     cache: pathlib.Path | None = None,
     notice: tables.Notice = tables.to_stderr,
 ) -> RunText:
-    """Reads the corpus and the vocabulary that options name.
-
-    Args:
-      options: Options of text and vocabulary.
-      rows: Rows that are the corpus instead (`sources.of_rows`); `data` is then their name.
-      cache: File for the texts of a table that is too large for memory; a temporary one if None.
-      notice: Callback for lines about what was found in a table.
-
-    Returns:
-      The text, with the users of `read_users`.
-
-    Raises:
-      ValueError: If corpus or vocabulary cannot be used.
-    """
+    """Reads the corpus and the vocabulary that options name."""
     require_packages(vars(options))
     parts = read_users(options, rows=rows, cache=cache, notice=notice)
     protected = parts.train
@@ -151,7 +135,6 @@ def read_users(
     *,
     rows: Any = None,
     cache: pathlib.Path | None = None,
-    may_write: bool = True,
     notice: tables.Notice = tables.to_stderr,
     rows_per_owner: int | None = None,
 ) -> split.UserSplit:
@@ -161,7 +144,7 @@ def read_users(
     touched, and empty if it is trained on, too. Rows (`sources.of_rows`) can be the corpus instead;
     `data` is then their name. `rows_per_owner` is for rows that may have lists of users.
     """
-    place = grouping.Cache(cache, may_write)
+    place = grouping.Cache(cache)
     if rows is not None:
         corpus = sources.of_rows(
             rows,

@@ -42,7 +42,7 @@ from tff_dpftrl.training import language_config, trained_model, warm_start
 STANDARD_LIBRARY = "standard-library"
 """Name of the docstrings of Python's standard library."""
 
-# Written before the first model, which is so never without them.
+# Files that are written before the first model, so that no model is without them.
 _BEFORE_MODEL = {"vocabulary.json", warm_start.RECORD, warm_start.DIGESTS}
 
 
@@ -86,9 +86,7 @@ class PublicText:
     """Public text in two parts, and the vocabulary.
 
     Attributes:
-      train: Users whose text is trained on.
       held_out: Users whose text decides which epoch is best.
-      words: The vocabulary.
       corpus: Corpus of the text, in words.
       left_out: Number of texts that were left out as near-duplicates; None if none were sought.
       near_duplicates_of: Corpus that they nearly repeat; None if none were sought.

@@ -34,10 +34,8 @@ class TaskOptions:
 class LanguageTask(text_task.TextTask):
     """Text, model and client work of a federated run.
 
-    Attributes:
-      client_spec: Batches and epochs of a client in a round.
-      seed: Seed of the initial model and of the order of a client's sequences.
-      initial_weights: Initial weights of the model; drawn with `seed` if None.
+    `client_spec` has batches and epochs of a client in a round. `seed` is that of the initial
+    model, if there are no initial weights, and of the order of a client's sequences.
     """
 
     client_spec: client_datasets.ClientSpec
@@ -49,10 +47,7 @@ class LanguageTask(text_task.TextTask):
         return functional_model.build(self.model, self.special, self.seed, self.initial_weights)
 
     def client_rows(self, user_id: str, round_index: int) -> np.ndarray:
-        """Draws one client's sequences for one round, the same ones if it is repeated.
-
-        They are word ids, int32, [n, sequence_length + 1].
-        """
+        """Draws a client's word ids for a round, repeatably: int32, [n, sequence_length + 1]."""
         seed = int(np.random.SeedSequence([self.seed, round_index]).generate_state(1)[0])
         return client_datasets.client_rows(self.train, user_id, self.client_spec, seed)
 

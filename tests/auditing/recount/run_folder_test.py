@@ -562,10 +562,32 @@ def test_files_that_are_compared_with_nothing_are_named(finished):
     assert "compared the content of" in says[_FILES] and "held_out.json" in says[_FILES]
 
 
-def test_the_sentences_of_another_version_are_not_looked_at(finished):
+def test_the_text_of_another_version_is_neither_compared_nor_called_verified(finished):
     _forge(finished, code_version="0.2.0")
-    found = _outcomes(finished)
-    assert found[_SENTENCES] == "not tested" and "violated" not in found.values()
+    found = run_folder.recount_run(finished)
+    assert not found.is_violated and found.verdict.startswith("nothing contradicts the claim")
+    assert found.verdict.endswith("without the code of version 0.2.0, which wrote its text")
+    by_name = {one.test: one for one in found.findings}
+    for name in (_TEXT, _SENTENCES):
+        assert by_name[name].outcome == "not tested"
+        assert "written by version 0.2.0: its text is not compared" in by_name[name].says
+    assert by_name[_EPSILON].outcome == "consistent"
+    _text("privacy_statement.md", "User-level (ε = ", "User-level (ε = 0.")(finished)
+    assert _violated(finished) == {_TEXT}
+    _both_epsilons(finished)
+    assert _EPSILON in _violated(finished)
+
+
+def test_a_line_that_differs_is_named_with_what_it_should_be(finished):
+    _text("privacy_statement.md", "It is not assumed that", "It is assumed that")(finished)
+    lines = (finished / "privacy_statement.md").read_text().splitlines()
+    (number,) = [i for i, line in enumerate(lines, start=1) if "It is assumed that" in line]
+    caveats = json.loads((finished / "privacy_statement.json").read_text())["caveats"]
+    says = {one.test: one.says for one in run_folder.recount_run(finished).findings}
+    assert f"line {number} is " in says[_TEXT] and "by the JSON '- " in says[_TEXT]
+    _forge(finished, caveats=caveats[1:])
+    says = {one.test: one.says for one in run_folder.recount_run(finished).findings}
+    assert "caveats, line 1 is missing in the statement, and by the records" in says[_SENTENCES]
 
 
 def test_an_audit_in_the_statement_is_no_forgery(finished):

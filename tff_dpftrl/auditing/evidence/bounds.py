@@ -30,14 +30,10 @@ _FIT_LEVEL = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """Lower bounds from scores, with probability 1 − error_rate for both numbers at once.
+    """Lower bounds of μ and of ε at the given δ, with probability 1 − error_rate for both at once.
 
-    Attributes:
-      mu_at_least: Lower bound of the smallest μ for which the mechanism can be μ-GDP.
-      epsilon_at_least: Lower bound of ε at the given δ.
-      error_rate: Largest chance that a bound exceeds the truth.
-      method: Method of the bounds, in words.
-      trials: Number of trials, with those that chose thresholds.
+    `mu_at_least` bounds the smallest μ for which the mechanism can be μ-GDP. `method` is in words;
+    `trials` counts those that chose thresholds, too.
     """
 
     mu_at_least: float
@@ -305,5 +301,5 @@ def _noncentrality(degrees: int, statistic: float, probability: float) -> float:
             below = special.chdtrc(degrees, degrees * least**2)
         return float(weights @ below) - probability
 
-    # Below nct's mean by far more than its spread.
+    # At the upper end, the statistic is below the mean by far more than the spread.
     return float(optimize.brentq(excess, 0.0, statistic + 10.0, xtol=1e-9))

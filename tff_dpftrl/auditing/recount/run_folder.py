@@ -56,8 +56,10 @@ def recount_run(
         is_whole = run.manifest is not None and run.ledger is not None
         missing = "" if is_whole else _NOT_HANDED_OVER
     unknown = _unknown_mechanism(terms)
-    if unknown:
-        missing = " and ".join(filter(None, [missing, f"a proof of the mechanism {unknown!r}"]))
+    other = statement_checks.other_version(run.statement)
+    proof = unknown and f"a proof of the mechanism {unknown!r}"
+    code = other and f"the code of version {other}, which wrote its text"
+    missing = " and ".join(filter(None, [missing, proof, code]))
     done = []
     for test, check in checks.items():
         progress(test)

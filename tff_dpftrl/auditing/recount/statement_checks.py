@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import itertools
 import json
 import math
 import re
@@ -11,12 +14,7 @@ from typing import Any
 import numpy as np
 
 from tff_dpftrl import json_text, version
-from tff_dpftrl.accounting import (
-    display,
-    privacy_statement,
-    statement_markdown,
-    statement_sentences,
-)
+from tff_dpftrl.accounting import display, privacy_statement, statement_sentences
 from tff_dpftrl.auditing import audit_report
 from tff_dpftrl.auditing.recount import arithmetic, findings, record_checks, records
 from tff_dpftrl.auditing.recount import terms as terms_lib
@@ -266,55 +264,60 @@ def _other_facts(run: records.Records, parameters: records.Json) -> list[str]:
     ]
 
 
+def other_version(stated: records.Json | None) -> str:
+    """Returns the version whose sentences this code does not have; "" if it has them."""
+    if stated is None:
+        return ""
+    has_digest = privacy_statement.DIGEST in (stated.get("subject") or {})
+    if has_digest and stated.get("code_version") == version.__version__:
+        return ""
+    return f"{stated.get('code_version')}{'' if has_digest else ' (before digests)'}"
+
+
 def text(test: str, run: records.Records) -> audit_report.Finding:
-    """Checks that the statement is the same in Markdown and in JSON."""
+    """Compares the Markdown, line by line, with a fresh rendering of the JSON."""
     if run.statement is None or run.statement_text is None:
         return findings.skipped(test, "one of privacy_statement.md and .json is not there")
-    stated, markdown = run.statement, run.statement_text
-    wrong = []
-    headline = re.search(r"\(ε = ([0-9.e+-]+), δ = ([0-9.e+-]+)\)", markdown)
+    other = other_version(run.statement)
+    if other:
+        wrong = _other_headline(run.statement, run.statement_text)
+        return findings.judged(test, wrong, "", nothing=_not_compared(other, run.statement))
+    made = _read(run.statement).to_markdown()
+    wrong = _other_lines(run.statement_text.splitlines(), made.splitlines(), "the JSON")
+    return findings.judged(test, wrong, "The Markdown is what the JSON makes, line by line")
+
+
+def _not_compared(other: str, stated: records.Json) -> str:
+    numbers = "no ε"
+    if stated.get("epsilon") is not None:
+        numbers = f"ε = {stated['epsilon']!r} and δ = {stated['delta']!r}"
+    return f"written by version {other}: its text is not compared; its numbers are {numbers}"
+
+
+def _other_headline(stated: records.Json, markdown: str) -> list[str]:
+    """Lists differences between ε and δ in the Markdown and in the JSON, of any version."""
+    shown = re.search(r"\(ε = ([0-9.e+-]+), δ = ([0-9.e+-]+)\)", markdown)
     if stated.get("epsilon") is None:
-        if headline or "No differential privacy guarantee" not in markdown:
-            wrong.append("the Markdown claims a guarantee and the JSON none")
-    elif headline is None:
-        wrong.append("the Markdown does not say (ε = ..., δ = ...)")
-    else:
-        shown = float(headline[1])
-        # Rounded up to four digits.
-        if not stated["epsilon"] <= shown * (1.0 + 1e-12) <= stated["epsilon"] * 1.002 + 1e-300:
-            wrong.append(
-                f"ε is {headline[1]} in the Markdown and {stated['epsilon']!r} in the JSON"
-            )
-        if findings.differs(float(headline[2]), stated["delta"], 1e-5):
-            wrong.append(f"δ is {headline[2]} in the Markdown and {stated['delta']!r} in the JSON")
-    for name, value in stated["parameters"].items():
-        # The Markdown rounds the sampling probability.
-        line = statement_markdown.one_line(f"- {name}: {value}")
-        if name != "sampling_probability" and f"{line}\n" not in markdown:
-            wrong.append(f"{name} is not {value} in the Markdown")
-    titles = {"declared": "declared", "accounted": "accounted for", "observed": "observed"}
-    for key, title in titles.items():
-        schema = stated.get(key)
-        if schema is not None and _table_row(title, schema) not in markdown:
-            wrong.append(f"the {title} participation is another one in the Markdown")
-    missing = [
-        line
-        for key in ("no_guarantee", "headline_caveats", "not_covered", "assumptions", "audits")
-        for line in stated.get(key, ())
-        if statement_markdown.one_line(line) not in markdown
-        and (key != "headline_caveats" or stated.get("epsilon") is not None)
-    ]
-    wrong += [f"the Markdown leaves out: {line}" for line in missing]
-    if not wrong and _is_of_this_version(stated):
-        made = privacy_statement.PrivacyStatement.from_json(json.dumps(stated)).to_markdown()
-        wrong = _other_lines(markdown.splitlines(), made.splitlines())
-    return findings.judged(test, wrong, "Both say the same; the Markdown rounds up")
+        is_refused = shown is None and "No differential privacy guarantee" in markdown
+        return [] if is_refused else ["the Markdown claims a guarantee and the JSON none"]
+    if shown is None:
+        return ["the Markdown does not say (ε = ..., δ = ...)"]
+    epsilon, delta = float(shown[1]), float(shown[2])
+    wrong = []
+    # Rounded up to four digits.
+    if not stated["epsilon"] <= epsilon * (1.0 + 1e-12) <= stated["epsilon"] * 1.002 + 1e-300:
+        wrong.append(f"ε is {shown[1]} in the Markdown and {stated['epsilon']!r} in the JSON")
+    if findings.differs(delta, stated["delta"], 1e-5):
+        wrong.append(f"δ is {shown[2]} in the Markdown and {stated['delta']!r} in the JSON")
+    return wrong
 
 
-def _is_of_this_version(stated: records.Json) -> bool:
-    """Returns whether this code has the sentences of a statement: earlier ones had no digest."""
-    has_digest = privacy_statement.DIGEST in (stated.get("subject") or {})
-    return has_digest and stated.get("code_version") == version.__version__
+def _read(stated: records.Json) -> privacy_statement.PrivacyStatement:
+    """Reads a statement, whose digests another check compares."""
+    about = stated.get("subject") or {}
+    plain = {name: value for name, value in about.items() if name not in privacy_statement.DIGESTS}
+    made = privacy_statement.PrivacyStatement.from_json(json.dumps({**stated, "subject": plain}))
+    return dataclasses.replace(made, subject=about)
 
 
 def sentences(
@@ -332,22 +335,17 @@ def sentences(
         return findings.skipped(test, _NO_STATEMENT)
     if _earlier(run, terms):
         return findings.skipped(test, _EARLIER)
+    other = other_version(run.statement)
+    if other:
+        return findings.skipped(test, _not_compared(other, run.statement))
     stated = dict(run.statement)
-    if not _is_of_this_version(stated):
-        return findings.skipped(
-            test,
-            f"other code than this of {version.__version__} wrote it, of tff_dpftrl "
-            f"{stated.get('code_version')}, and this one does not know its sentences",
-        )
     expected = json_text.parse(make(run, terms).to_json())
     refuted = {statement_sentences.refuted(entry) for entry in stated.get("audits", ())}
     stated["headline_caveats"] = [
         line for line in stated.get("headline_caveats", ()) if line not in refuted
     ]
-    opening = privacy_statement.PrivacyStatement.from_json(json.dumps(run.statement))
-    wrong = _differences(
-        "plain_sentences", stated.get("plain_sentences"), list(opening.plain_sentences())
-    )
+    opening = list(_read(run.statement).plain_sentences())
+    wrong = _differences("plain_sentences", stated.get("plain_sentences"), opening)
     compared = sorted(expected.keys() - _RECOUNTED)
     for name in compared:
         wrong += _differences(name, stated.get(name), expected[name])
@@ -423,7 +421,7 @@ def made_again(run: records.Records, terms: terms_lib.Terms) -> privacy_statemen
 
 
 def _differences(name: str, stated: Any, expected: Any) -> list[str]:
-    """Lists what an entry of a statement says in another way than it should."""
+    """Lists the lines of an entry of a statement that are not as they are made again."""
     if isinstance(expected, dict) and isinstance(stated, dict):
         return [
             line
@@ -431,10 +429,11 @@ def _differences(name: str, stated: Any, expected: Any) -> list[str]:
             for line in _differences(f"{name}: {key}", stated.get(key), expected.get(key))
         ]
     if isinstance(expected, list) and isinstance(stated, list):
-        if len(stated) == len(expected) and all(isinstance(one, list | float) for one in expected):
-            pairs = enumerate(zip(stated, expected, strict=True))
-            return [line for i, both in pairs for line in _differences(f"{name}[{i}]", *both)]
-        return _other_lines(stated, expected, f"{name}: ")
+        if all(isinstance(line, str) for line in (*stated, *expected)):
+            return _other_lines(stated, expected, "the records", f"{name}, ")
+        if len(stated) == len(expected):
+            pairs = enumerate(zip(stated, expected, strict=True), start=1)
+            return [line for i, both in pairs for line in _differences(f"{name}, line {i}", *both)]
     if isinstance(expected, float) and not findings.differs(stated, expected, 1e-6):
         return []
     if stated == expected and isinstance(stated, bool) == isinstance(expected, bool):
@@ -442,23 +441,30 @@ def _differences(name: str, stated: Any, expected: Any) -> list[str]:
     return [f"{name} is {_short(stated)} in the statement and {_short(expected)} by the records"]
 
 
-def _other_lines(stated: Sequence[Any], expected: Sequence[Any], name: str = "") -> list[str]:
-    wrong = [f"{name}it leaves out {_short(line)}" for line in expected if line not in stated]
-    wrong += [f"{name}it adds {_short(line)}" for line in stated if line not in expected]
-    if not wrong and list(stated) != list(expected):
-        wrong = [f"{name}its lines are in another order, or repeated"]
+def _other_lines(
+    stated: Sequence[str], expected: Sequence[str], source: str, name: str = ""
+) -> list[str]:
+    """Lists each line that differs from those made again from `source`, by its number."""
+    wrong = []
+    matcher = difflib.SequenceMatcher(None, stated, expected, autojunk=False)
+    for tag, first, end, other, other_end in matcher.get_opcodes():
+        if tag != "equal":
+            both = itertools.zip_longest(stated[first:end], expected[other:other_end])
+            wrong += [
+                f"{name}line {number} is {_line(given)} in the statement, and by {source} "
+                f"{_line(made)}"
+                for number, (given, made) in enumerate(both, start=first + 1)
+            ]
     return wrong
+
+
+def _line(line: str | None) -> str:
+    return "missing" if line is None else _short(line)
 
 
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …"
-
-
-def _table_row(title: str, schema: dict[str, Any]) -> str:
-    rounds, stride, times = (schema[n] for n in ("num_rounds", "min_sep", "max_participations"))
-    middle = "none took part twice | |" if stride is None else f"{stride} | {stride - 1} |"
-    return f"| {title} | {rounds} | {middle} {times} |"
 
 
 def metrics_epsilon(

@@ -9,12 +9,7 @@ from typing import Any, TypeAlias
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-    """Effect: a message for another actor, a device or the observer.
-
-    Attributes:
-      to: Address of the receiver.
-      message: One of `messages`.
-    """
+    """Effect: a message (one of `messages`) for another actor, a device or the observer."""
 
     to: str
     message: Any
@@ -22,12 +17,7 @@ class Send:
 
 @dataclasses.dataclass(frozen=True)
 class After:
-    """Effect: a timer, after which the actor receives a message of its own.
-
-    Attributes:
-      seconds: Delay in seconds.
-      message: Any object.
-    """
+    """Effect: a timer, after which the actor receives a message of its own (any object)."""
 
     seconds: float
     message: Any
@@ -35,12 +25,7 @@ class After:
 
 @dataclasses.dataclass(frozen=True)
 class Spawn:
-    """Effect: another actor is built and started.
-
-    Attributes:
-      address: New address of that actor.
-      role: One of `roles`.
-    """
+    """Effect: another actor is built from one of `roles`, at a new address, and started."""
 
     address: str
     role: Any
@@ -48,11 +33,7 @@ class Spawn:
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-    """Effect: an actor is ended, perhaps the one whose effect it is.
-
-    Attributes:
-      address: Address of the actor; nothing happens if there is none.
-    """
+    """Effect: an actor is ended, perhaps the sender itself; nothing happens if there is none."""
 
     address: str
 
@@ -63,9 +44,7 @@ Effect: TypeAlias = Send | After | Spawn | Stop
 class Actor(abc.ABC):
     """State machine that an engine runs; the package's docstring says what the engine must do.
 
-    Attributes:
-      address: Address of the actor.
-      now: Time of the current step, in seconds.
+    In a step, `now` is its time in seconds on the engine's clock.
     """
 
     def __init__(self, address: str):
@@ -74,30 +53,15 @@ class Actor(abc.ABC):
         self._effects: list[Effect] = []
 
     def start(self, now: float) -> list[Effect]:
-        """Starts the actor; called once, before the first message.
-
-        Args:
-          now: Time in seconds on the engine's clock.
-
-        Returns:
-          The effects that the engine carries out, in order.
-        """
+        """Starts the actor before its first message; returns effects for the engine, in order."""
         self.now = now
         self._begin()
         return self._taken()
 
     def step(self, now: float, message: Any) -> list[Effect]:
-        """Handles one message.
+        """Handles one message; returns the effects that the engine carries out, in order.
 
-        Args:
-          now: Time in seconds on the engine's clock.
-          message: The message.
-
-        Returns:
-          The effects that the engine carries out, in order.
-
-        Raises:
-          TypeError: If this kind of actor handles no such message.
+        It raises TypeError if this kind of actor handles no such message.
         """
         self.now = now
         self._receive(message)

@@ -32,17 +32,11 @@ _MODULE = "tff_dpftrl_task_definition"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Language:
-    """Words of a language model of this package, and the weights that it begins with.
-
-    Attributes:
-      words: Vocabulary.
-      rule: Rule by which texts become words.
-      initial_weights: Weights of an earlier model to begin with; None for random ones.
-    """
+    """Words of a language model of this package, and the weights that it begins with."""
 
     words: vocabulary.Vocabulary
-    rule: vocabulary.Rule
-    initial_weights: warm_start.InitialWeights | None
+    rule: vocabulary.Rule  # Rule by which texts become words.
+    initial_weights: warm_start.InitialWeights | None  # None for random ones.
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -190,7 +184,7 @@ def load(build: str) -> TaskDefinition:
     try:
         with _neighbours_of(path):
             spec = importlib.util.spec_from_file_location(_MODULE, path)
-            assert spec is not None and spec.loader is not None  # Of a file that ends in .py.
+            assert spec is not None and spec.loader is not None  # True for files that end in .py.
             module = importlib.util.module_from_spec(spec)
             sys.modules[_MODULE] = module  # Dataclasses look for their module.
             spec.loader.exec_module(module)

@@ -22,21 +22,15 @@ from tff_dpftrl.secure_sums import vectors
 
 @dataclasses.dataclass
 class Total:
-    """The sum of some reports; it can be pickled.
+    """The sum of some reports; it can be pickled."""
 
-    Attributes:
-      sums: Sums of the updates' tensors.
-      strides: Sum of the first participation vectors, int64.
-      times: Sum of the second participation vectors, int64.
-    """
-
-    sums: server_work.Sums
-    strides: np.ndarray
-    times: np.ndarray
+    sums: server_work.Sums  # Sums of the updates' tensors.
+    strides: np.ndarray  # Sum of the first participation vectors, int64.
+    times: np.ndarray  # Sum of the second participation vectors, int64.
 
 
 class PlanSummation(population_lib.Summation):
-    """Sums `wire_pb2.Report`s: updates as the plan says, participation vectors beside them."""
+    """Sum of `wire_pb2.Report`s: updates as the plan says, participation vectors beside them."""
 
     def __init__(self, work: server_work.ServerWork, most_reports: int):
         """Takes the server's part of a task."""
@@ -93,7 +87,7 @@ class PlanSummation(population_lib.Summation):
 
 
 class SecureSummation(population_lib.Summation):
-    """Adds sums of groups, whose devices have summed their reports securely; sees no report."""
+    """Sum of groups' sums, whose devices have summed their reports securely; it sees no report."""
 
     def __init__(self, work: server_work.ServerWork):
         """Takes the server's part of a task whose plan asks for secure aggregation."""

@@ -26,17 +26,11 @@ class StateError(validation.UsageError):
 
 @dataclasses.dataclass(frozen=True)
 class TaskState:
-    """The committed state of a task, from which its next round begins.
+    """The committed state of a task, from which its next round begins."""
 
-    Attributes:
-      terms: Digest of the task's terms (`Terms.digest()`), which are bound to its plans.
-      observed: Participation that was observed in the committed rounds.
-      tensors: State of the process, serialised by `tensor_values.to_bytes`; secret.
-    """
-
-    terms: str
+    terms: str  # Digest of the task's terms (`Terms.digest()`), which are bound to its plans.
     observed: participation_histograms.ObservedRounds
-    tensors: bytes | memoryview = dataclasses.field(repr=False)
+    tensors: bytes | memoryview = dataclasses.field(repr=False)  # State of the process; secret.
 
     def to_bytes(self) -> bytes:
         """Serialises the state; equal states give equal bytes."""

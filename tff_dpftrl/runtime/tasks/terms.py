@@ -1,8 +1,8 @@
 """The privacy terms of a task: signed with the key of its plans, and bound to them.
 
 The terms name the hash of the server's plan, which names the hashes of the devices' plans, and the
-hashes of the task's other files. So no statement can be made with terms that are not those of the
-noise that was drawn. Needs no TensorFlow.
+hashes of the task's other files. So no statement can be made with other
+terms than those of the noise that was drawn. Needs no TensorFlow.
 """
 
 from __future__ import annotations
@@ -47,26 +47,17 @@ class TermsRefusedError(validation.UsageError):
 
 @dataclasses.dataclass(frozen=True)
 class SecureAggregation:
-    """Secure aggregation, which hides reports from the server, as devices demand it by their plans.
+    """Secure aggregation, as devices demand it by their plans: it hides reports from the server."""
 
-    Attributes:
-      threat_model: Behaviour of the server: a value of `secure_sums.parameters.ThreatModel`.
-      least_group: Smallest number of devices in the sum of a group.
-      threshold: Share of the holders of a secret's shares, more than which recover it.
-      neighbours: Number of devices that a device shares its secrets with; None for its whole
-        group.
-      corrupt_fraction: Share of the devices that may collude with the server, for which
-        `neighbours` were chosen; None without `neighbours`.
-      noise_parties: Raw public keys, hexadecimal, of the parties that each add the whole noise
-        within the sum, so that the server sees no sum of updates without it; empty if the server
-        adds it.
-    """
-
-    threat_model: str
-    least_group: int
-    threshold: float
-    neighbours: int | None = None
+    threat_model: str  # Behaviour of the server: a value of `secure_sums.parameters.ThreatModel`.
+    least_group: int  # Smallest number of devices in the sum of a group.
+    threshold: float  # Share of the holders of a secret's shares, more than which recover it.
+    neighbours: int | None = None  # Number of a device's neighbours; None for its whole group.
+    # Share of the devices that may collude with the server, for which `neighbours` were chosen;
+    # None without `neighbours`.
     corrupt_fraction: float | None = None
+    # Raw public keys, hexadecimal, of the parties that each add the whole noise within the sum, so
+    # that the server sees no sum of updates without it; empty if the server adds it.
     noise_parties: tuple[str, ...] = ()
 
     def __post_init__(self):
@@ -94,59 +85,31 @@ class SecureAggregation:
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """The privacy terms of one task.
+    """The privacy terms of one task."""
 
-    Attributes:
-      server_plan: SHA-256 of the server's plan, hexadecimal.
-      files: SHA-256, hexadecimal, of the other files of the task, by their names.
-      kind: Kind of the task: "training", or "evaluation", which only releases metrics, without
-        noise.
-      population: Name of the population of devices.
-      task: Name of the task.
-      num_devices: Smallest number of devices in the population.
-      schema: Participation schema: how often, and how closely, one device takes part.
-      delta: δ of the statement.
-      strategy: The strategy matrix, restarts included; None without clipping and noise.
-      noise_multiplier: z, standard deviation of the noise per unit of clip norm.
-      clip_norm: L2 norm that an update is clipped to, the first one if adaptive.
-      adaptive_clipping: Whether the clip norm is learned under the same z.
-      max_epsilon: Budget: no round begins that would bring ε above it. None for the ε of the
-        declared rounds.
-      data: Name of the devices' data in statements.
-      vocabulary_source: Source of the vocabulary; None if the model reads no words.
-      vocabulary_is_public: Whether the maker of the task declared this source public.
-      initial_weights_source: Source of the initial weights; None if they are drawn at random.
-      initial_weights_are_public: Whether it is recorded that they come from public text alone.
-      parameters: Further entries of the statement, by name.
-      model_of: Name of the task whose model is evaluated; None for training.
-      secure_aggregation: How reports are hidden from the server; None if it sees them.
-      earlier_runs: Runs that the initial weights come from: the last one first.
-      vocabulary_is_noised: Whether a source that is not public counted words with noise.
-    """
-
-    server_plan: str
-    files: Mapping[str, str]
-    kind: Kind
-    population: str
+    server_plan: str  # SHA-256 of the server's plan, hexadecimal.
+    files: Mapping[str, str]  # SHA-256, hexadecimal, of the task's other files, by their names.
+    kind: Kind  # "training", or "evaluation", which only releases metrics, without noise.
+    population: str  # Name of the population of devices.
     task: str
-    num_devices: int
-    schema: schema_lib.MinSep
-    delta: float
-    strategy: strategy_lib.Strategy | None
-    noise_multiplier: float
-    clip_norm: float
-    adaptive_clipping: bool
-    max_epsilon: float | None
-    data: str
-    vocabulary_source: str | None
-    vocabulary_is_public: bool
-    initial_weights_source: str | None
-    initial_weights_are_public: bool
-    parameters: Mapping[str, str | int | float | bool | None]
-    model_of: str | None = None
-    secure_aggregation: SecureAggregation | None = None
-    earlier_runs: tuple[composition.Spent, ...] = ()
-    vocabulary_is_noised: bool = False
+    num_devices: int  # Smallest number of devices in the population.
+    schema: schema_lib.MinSep  # How often, and how closely, one device takes part.
+    delta: float  # δ of the statement.
+    strategy: strategy_lib.Strategy | None  # Restarts included; None without clipping and noise.
+    noise_multiplier: float  # z, standard deviation of the noise per unit of clip norm.
+    clip_norm: float  # L2 norm that an update is clipped to, the first one if adaptive.
+    adaptive_clipping: bool  # Whether the clip norm is learned under the same z.
+    max_epsilon: float | None  # Budget: no round begins beyond it. None: ε of the declared rounds.
+    data: str  # Name of the devices' data in statements.
+    vocabulary_source: str | None  # Source of the vocabulary; None if the model reads no words.
+    vocabulary_is_public: bool  # Whether the maker of the task declared this source public.
+    initial_weights_source: str | None  # None if they are drawn at random.
+    initial_weights_are_public: bool  # Whether they are recorded to be from public text alone.
+    parameters: Mapping[str, str | int | float | bool | None]  # Further entries of the statement.
+    model_of: str | None = None  # Name of the task whose model is evaluated; None for training.
+    secure_aggregation: SecureAggregation | None = None  # None if the server sees reports.
+    earlier_runs: tuple[composition.Spent, ...] = ()  # Runs behind the initial weights, last first.
+    vocabulary_is_noised: bool = False  # Whether a private source was counted with noise.
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -186,7 +149,7 @@ class Terms:
             "schema": dataclasses.asdict(self.schema),
             "strategy": None if self.strategy is None else self.strategy.to_dict(),
         }
-        if self.secure_aggregation is None:  # As in terms of earlier versions.
+        if self.secure_aggregation is None:  # Terms of earlier versions lack the key.
             del values["secure_aggregation"]
         else:
             values["secure_aggregation"] = self.secure_aggregation.to_dict()

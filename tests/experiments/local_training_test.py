@@ -1,4 +1,4 @@
-"""Tests of tff_dpftrl.models.local_training, against SGD by itself."""
+"""Local training of a language model, against SGD by itself."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from experiments import local_training
 from tests.models import small_models
-from tff_dpftrl.models import evaluation, local_training, metrics
+from tff_dpftrl.models import evaluation, metrics
 
 _SPECIAL = metrics.SpecialIds(oov=8, bos=9, eos=10)
 _ROWS = np.array(

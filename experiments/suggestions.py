@@ -77,15 +77,10 @@ class TypedWords:
     def create(
         cls, sequences: np.ndarray, special: metrics.SpecialIds, words: Sequence[str] | None
     ) -> TypedWords:
-        """Types the words of some sequences.
+        """Types the words of some sequences, integer ids of shape [n, T + 1].
 
-        Args:
-          sequences: Ids, integer, shape [n, T + 1].
-          special: Ids of special tokens.
-          words: Spelling of the ids from 1; None for sub-words, which nobody types one by one.
-
-        Returns:
-          The words.
+        `words` is the spelling of the ids from 1; None for sub-words, which nobody types one by
+        one.
         """
         is_word = _is_word(sequences, special)
         targets = np.asarray(sequences, np.int64)[:, 1:][is_word[:, 1:]]
@@ -101,11 +96,7 @@ class Meter:
     """
 
     def __init__(self, typed: TypedWords):
-        """Begins with the first word.
-
-        Args:
-          typed: Words that are to be predicted.
-        """
+        """Starts before the first of the words that are to be predicted."""
         self._typed = typed
         self._rank = np.zeros(len(typed.targets), np.int64)
         self._confidence = np.zeros(len(typed.targets))
@@ -113,14 +104,10 @@ class Meter:
         self._done = 0
 
     def add(self, probabilities: np.ndarray) -> None:
-        """Judges the next words.
+        """Judges the next k words.
 
-        Args:
-          probabilities: Distribution over the V ids for each of the next k words, given what comes
-            before it in its sequence, floating, shape [k, V]. It need not be normalised.
-
-        Raises:
-          ValueError: If there are fewer words left.
+        `probabilities` has one distribution over the V ids for each, given what comes before it in
+        its sequence; shape [k, V], not necessarily normalised.
         """
         left = len(self._rank) - self._done
         if len(probabilities) > left:
@@ -143,18 +130,14 @@ class Meter:
         self._log_probabilities[words] = np.log(floored)
 
     def result(self) -> dict[str, Any]:
-        """Returns what was measured.
+        """Returns the measurements, fit for JSON; a share of nothing is None.
 
-        Returns:
-          Fit for JSON; shares of nothing are None. `words`: number of words. `picked_at_3`: share
-          of the `words_after_another` that are among the `SHOWN` likeliest. `triggered`: as of
-          `triggered_at` with `FIXED_ACCEPTANCE`. `thresholds`: for each of `THRESHOLDS` the share
-          of words `triggered`, and of these the share `accepted`. `decoder`, `rescored`: shares of
-          the `words_decoded` that the decoder gets right, alone and with the logarithms of the
-          probabilities added to its scores; `among_candidates`: the upper bound of both.
-
-        Raises:
-          ValueError: If words are left that `add` was not given.
+        `words`: number of words. `picked_at_3`: share of the `words_after_another` that are among
+        the `SHOWN` likeliest. `triggered`: as of `triggered_at` with `FIXED_ACCEPTANCE`.
+        `thresholds`: for each of `THRESHOLDS` the share of words `triggered`, and of these the
+        share `accepted`. `decoder`, `rescored`: shares of the `words_decoded` that the decoder gets
+        right, alone and with the logarithms of the probabilities added to its scores.
+        `among_candidates`: the upper bound of both.
         """
         typed, rank, confidence = self._typed, self._rank, self._confidence
         if self._done < len(rank):
@@ -186,19 +169,13 @@ class Meter:
 
 
 def triggered_at(confidence: np.ndarray, is_right: np.ndarray, acceptance: float) -> float | None:
-    """Returns the largest trigger rate of all thresholds that keep an acceptance.
+    """Returns the largest trigger rate of all thresholds that keep an acceptance; None if n is 0.
 
     It compares predictors whose probabilities are not calibrated alike: trigger rate "is an
     important metric when PRate is fixed" (Xu et al. 2023, section 3). The threshold is chosen on
-    the same words, so the rate is a little too high for all of them.
-
-    Args:
-      confidence: Probability of the likeliest word, shape [n].
-      is_right: Whether that is the word of the text, bool, shape [n].
-      acceptance: Least share of triggered words that are right.
-
-    Returns:
-      The share of words triggered, 0 if no threshold keeps the acceptance; None if n is 0.
+    the same words, so the rate is a little too high for all of them. `confidence` is the
+    probability of the likeliest word, shape [n]; `acceptance` is the least share of triggered words
+    that are right.
     """
     if len(confidence) == 0:
         return None
@@ -215,13 +192,10 @@ def _is_word(ids: np.ndarray, special: metrics.SpecialIds) -> np.ndarray:
 
 
 def _decode(targets: np.ndarray, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Taps words, and returns the vocabulary's words of the same length that fit the taps best.
+    """Returns the words of the same length that fit random taps best, with their log-likelihoods.
 
     Each tap is Gaussian about the centre of its key, and a candidate's score is the logarithm of
-    the taps' density (the spatial model of Goodman et al. 2002).
-
-    Returns:
-      Ids and log-likelihoods of the candidates, shape [n, CANDIDATES].
+    the taps' density (the spatial model of Goodman et al. 2002). Both have shape [n, CANDIDATES].
     """
     ids = np.zeros([len(targets), CANDIDATES], np.int64)
     scores = np.full([len(targets), CANDIDATES], -np.inf)
