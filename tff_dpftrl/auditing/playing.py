@@ -98,15 +98,14 @@ def of_aggregation(
 
 
 class Player:
-    """A player of rounds: an aggregation whose clients and results are flat vectors.
+    """Player of rounds: an aggregation whose clients and results are flat vectors.
 
     Attributes:
-      sizes: Numbers of coordinates of the update's tensors.
-      significant_bits: Significant bits of the floats of each tensor, 24 at most: noise is
-        drawn in float32.
+      significant_bits: Significant bits of the floats of each tensor, 24 at most: noise is drawn in
+        float32.
       dim: Number of coordinates of all tensors together.
-      largest_value: Largest number that all floats of an update can hold; float32's at most,
-        which clients are made of.
+      largest_value: Largest number that all floats of an update can hold; float32's at most, which
+        clients are made of.
       is_weighted: Whether each client has a weight, the last number of its vector.
       is_compiled: Whether rounds run in this process, without TFF's executor.
       entropy: Bits that compiled rounds read in place of the operating system's. Two rounds from

@@ -91,7 +91,7 @@ def add_parser(subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Predicts, and returns the exit status."""
-    for name in ("top", "history") if args.tokens is not None else map(_dest, _SAMPLING):
+    for name in ("top", "history") if args.tokens is not None else ("temperature", "top_p", "seed"):
         if getattr(args, name) is not None:
             without = "without" if args.tokens is None else "with"
             raise validation.UsageError(
@@ -113,10 +113,6 @@ def run(args: argparse.Namespace) -> int:
             show(text, prediction)
         sys.stdout.flush()
     return 0
-
-
-def _dest(name: str) -> str:
-    return name.replace("-", "_")
 
 
 def _continue(

@@ -13,7 +13,7 @@ without rows adds zero. So does one whose gradient is not finite or has a norm a
 
 **What one unit moves.** `looped` clips as every aggregator here does, in float64 with a
 margin, and adds in float64, so that the proof in `private_round.summation` holds for it:
-sums with and without a unit differ by at most the clip norm. `ghost` has its own words.
+sums with and without a unit differ by at most the clip norm. `ghost` describes its own rounding.
 
 Sums are neither noised nor divided here. A batch that is too large for the memory is cut
 into chunks of whole units (`sum_in_chunks`); the noise is added once, to the whole.

@@ -56,11 +56,11 @@ from tff_dpftrl.models import graph_uses, language_model, weight_uses
 from tff_dpftrl.private_round import clipping, summation
 
 _MOST_TOKENS = 128
-"""Tokens in a unit, padding included, up to which this is chosen.
+"""Largest number of tokens in a unit, padding included, for which one pass is chosen.
 
-Larger units are taken one after the other, with the proof in float64, but for losses of any model
-whose gradients of so many tokens are all formed, and not compared. Up to 256 tokens this would
-be faster still (`benchmarks/clipped_sums.py`), but the more tokens, the less is proven of it.
+Larger units are taken one after the other, with the proof in float64, except where all gradients of
+so many tokens are formed, not compared. Up to 256 tokens one pass would still be faster
+(`benchmarks/clipped_sums.py`), but less of it is proven for more tokens.
 """
 
 _LARGEST_FORMED = 2

@@ -85,13 +85,10 @@ class AmplifiedPrivacy(privacy.Privacy):
 
     Attributes:
       sampling: One of `SAMPLINGS`.
-      num_rounds: Number of rounds.
       clients_per_round: Number of clients that a round expects. Bins have a whole number, so that
         with them a round may expect some more.
       clip_norm: L2 norm that a client's update is clipped to.
-      delta: δ of the (ε, δ) statement.
       mechanism: A key of `mechanisms.table.MECHANISMS`.
-      options: Options of the mechanism.
       strategy_file: File of a strategy, or a name of the zoo, instead of a mechanism.
       min_sep: Smallest stride of a client: the number of groups of cyclic sampling (the bands of
         the strategy if None), or the b of b-min-sep. Bins follow from `clients_per_round`. If
@@ -100,9 +97,8 @@ class AmplifiedPrivacy(privacy.Privacy):
       noise_multiplier: z; None if `target_epsilon` is given instead.
       target_epsilon: The largest ε that the whole run may spend.
       deterministic_seed: Seed of the noise, for debugging; the run is not private then.
-      deployment: Larger run to simulate; None if this run stands for itself. Noise and sampling
-        are then those of the larger run.
-      unit_of_privacy: Unit that a client stands for.
+      deployment: Larger run to simulate; None if this run stands for itself. Noise and sampling are
+        then those of the larger run.
       pool: Examples that are sampled, with cyclic sampling, so that `clients_per_round` is a number
         of examples; None if clients are.
       others: All else that the run releases about the same clients. The target is for the whole.

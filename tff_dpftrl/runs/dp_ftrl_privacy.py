@@ -26,12 +26,8 @@ class DpFtrlPrivacy(privacy.Privacy):
     """Request for correlated noise under a participation schema, without sampling assumptions.
 
     Attributes:
-      num_rounds: Number of rounds.
-      clients_per_round: Number of clients in a cohort.
       clip_norm: L2 norm that a client's update is clipped to, the first one if adaptive.
-      delta: δ of the (ε, δ) statement.
       mechanism: A key of `mechanisms.table.MECHANISMS`; None for no clipping and no noise.
-      options: Options of the mechanism.
       strategy_file: File of a strategy for a block, or a name of the zoo, instead of a mechanism.
       starts: First rounds of the blocks between restarts of the noise, the first one 0.
       noise_multiplier: z; None if `target_epsilon` is given instead, or without mechanism.
@@ -42,10 +38,9 @@ class DpFtrlPrivacy(privacy.Privacy):
       adaptive_clipping: Whether the clip norm is learned under the same z.
       secagg_bits: Bits a parameter of secure aggregation; None without it.
       deterministic_seed: Seed of the noise, for debugging; the run is not private then.
-      deployment: Larger run to simulate; None if this run stands for itself. Mechanism, noise
-        and participation are then those of the larger run.
+      deployment: Larger run to simulate; None if this run stands for itself. Mechanism, noise and
+        participation are then those of the larger run.
       data_in_one_place: Whether there are no clients: one party holds everybody's data.
-      unit_of_privacy: Unit that a client stands for.
       others: All else that the run releases about the same clients. The target is for the whole.
     """
 

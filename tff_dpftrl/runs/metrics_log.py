@@ -107,17 +107,16 @@ def read_rows(folder: pathlib.Path, rounds_done: int) -> list[Row]:
     try:
         with open(path, newline="", encoding="utf-8") as file:
             whole = [line for line in file if line.endswith("\n")]
-        rows = [_parse(row) for row in csv.DictReader(whole)]
+        rows: list[Row] = [
+            {column: _number(text) if text else None for column, text in row.items()}
+            for row in csv.DictReader(whole)
+        ]
         return [row for row in rows if row["round"] <= rounds_done]
     except (ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
         raise validation.UsageError(
             f"{path} is not the table of a run: {error!r}. Remove it; its later rows "
             "will be written again."
         ) from error
-
-
-def _parse(row: Mapping[str, str]) -> Row:
-    return {name: _number(text) if text else None for name, text in row.items()}
 
 
 def _number(text: str) -> int | float:

@@ -60,7 +60,7 @@ def derived_parts(others: Sequence[parts.Part]) -> dict[str, Any]:
 
 
 SWAMPED = 0.3
-"""`PrivacyPlan.noise_to_signal` above which a run gets a hint: where clear evidence ends.
+"""`PrivacyPlan.noise_to_signal` above which a run gets a hint: clear evidence ends there.
 
 Runs of docs/experiments.md with tree or BLT that gained clearly on their pretrained model had 0.06
 to 0.3, those with banded noise and secret samples about 0.4. At 0.44 independent noise cost four
@@ -161,19 +161,15 @@ class PrivacyPlan(abc.ABC):
     """Plan of a run's privacy: its promise, and the mechanism that keeps it.
 
     Attributes:
-      noise_multiplier: z, standard deviation of the noise per unit of sensitivity
-        of one client's contribution to one round; 0 for none.
-      clip_norm: L2 norm that a client's update is clipped to.
+      noise_multiplier: z, standard deviation of the noise per unit of sensitivity of one client's
+        contribution to one round; 0 for none.
       clients_per_round: Number of clients in a cohort, the expected one if it is sampled.
-      num_clients: Number of training users.
       num_rounds: Largest number of rounds.
-      delta: δ of the (ε, δ) statement.
       deterministic_seed: Seed of the noise if the user gave one; the run is not private then.
       needs_secret_cohorts: Whether the guarantee rests on the secrecy of who took part.
-      simulated: Larger run whose noise, scaled down with the cohort, this run has; None if the
-        run stands for itself. All other attributes are those of this run.
+      simulated: Larger run whose noise, scaled down with the cohort, this run has; None if the run
+        stands for itself. All other attributes are those of this run.
       others: All else that the run releases about the same users; ε is that of the whole.
-      unit_of_privacy: Unit that a client stands for.
     """
 
     needs_secret_cohorts: ClassVar[bool]

@@ -34,15 +34,12 @@ class SampledPrivacy(privacy.Privacy):
 
     Attributes:
       algorithm: Name of the algorithm in statements, like "dp-fedavg".
-      num_rounds: Number of rounds.
       clients_per_round: Expected number of clients in a cohort.
-      clip_norm: L2 norm that a client's update is clipped to.
-      delta: δ of the (ε, δ) statement.
       noise_multiplier: z; None if `target_epsilon` is given instead.
       target_epsilon: The largest ε that the whole run may spend.
       deterministic_seed: Seed of the noise, for debugging; the run is not private then.
-      deployment: Larger run to simulate; None if this run stands for itself. `noise_multiplier`
-        or `target_epsilon` is then that of the larger run.
+      deployment: Larger run to simulate; None if this run stands for itself. `noise_multiplier` or
+        `target_epsilon` is then that of the larger run.
       estimator: Denominator of a cohort's sum, `FIXED` or `CLIPPED`.
       per_layer_clipping: Whether each tensor of an update is clipped by itself.
       later_clip_norms: Clip norms after `clip_norm`, each behind the number of rounds before it.
@@ -144,10 +141,8 @@ class SampledPlan(privacy.FederatedPlan):
     by the secrecy of the cohorts (McMahan et al. 2018).
 
     Attributes:
-      algorithm: Name of the algorithm in statements.
       estimator: Denominator of a cohort's sum, `FIXED` or `CLIPPED`. The latter takes twice the
         noise for the same noise multiplier, which is relative to its sensitivity.
-      per_layer_clipping: Whether each tensor of an update is clipped by itself.
       later_clip_norms: Clip norms after `clip_norm`, each behind the number of rounds before it.
         The noise is `noise_multiplier` times the sensitivity at the round's own clip norm, so that
         the cost of a round is the same (McMahan et al. 2018, section 3).

@@ -31,10 +31,8 @@ _HALVINGS = 30
 class Guesses:
     """Counts of an auditor's guesses which canaries took part.
 
-    Attributes:
-      canaries: Number m of canaries; each took part or not by an independent fair coin.
-      guesses: Number r of canaries that the auditor guessed; it left the others open.
-      correct: Number v of correct guesses.
+    Each of m `canaries` took part or not by an independent fair coin. The auditor guessed r of them
+    (`guesses`), left the others open, and was right v times (`correct`).
     """
 
     canaries: int

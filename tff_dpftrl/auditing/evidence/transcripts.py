@@ -17,9 +17,9 @@ class Transcripts:
     Gaussian noise of the claimed covariance over the rounds, independent of other trials'.
 
     Attributes:
-      released: Noised sums before any division, projected on the unit direction of the
-        trial's canary, float64, shape [trials, rounds].
-      present: Whether the canary took part, bool, shape [trials]; else it was zeroed out.
+      released: Noised sums before any division, projected on the unit direction of the trial's
+        canary, float64, shape [trials, rounds].
+      present: Whether the canary took part, bool, shape [trials].
     """
 
     released: np.ndarray

@@ -17,14 +17,13 @@ _ROUNDING = 1e-9
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """A participation pattern of one client that a schema allows.
+    """Participation pattern of one client that a schema allows, in increasing rounds.
 
     Attributes:
-      rounds: Rounds of the participations, increasing.
-      signs: +1 or −1 for each of `rounds`: whether the canary sends its direction or the
-        opposite one. All +1 unless CᵀC has negative entries between these rounds.
-      norm: ‖C u‖ for contributions u of norm 1; times clip norm over noise standard
-        deviation it is μ.
+      signs: +1 or −1 for each of `rounds`: whether the canary sends its direction or the opposite
+        one. All +1 unless CᵀC has negative entries between these rounds.
+      norm: ‖C u‖ for contributions u of norm 1; times clip norm over noise standard deviation it is
+        μ.
     """
 
     rounds: tuple[int, ...]
