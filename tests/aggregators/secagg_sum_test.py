@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import sys
 
 import numpy as np
@@ -10,20 +9,14 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests.aggregators import nested_update
 from tff_dpftrl import execution
 from tff_dpftrl.aggregators import secagg_sum
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.private_round import secure_sums
 
-_TYPE = tff.to_type(
-    collections.OrderedDict(
-        a=tff.TensorType(np.float32, [7]),
-        b=(np.float32, [tff.TensorType(np.float32, [3, 2])]),
-    )
-)
-_DIM = 14
 _CLIP_NORM = 2.0
-_ENCODING = grid.for_bits(_DIM, 5, 16)
+_ENCODING = grid.for_bits(nested_update.DIM, 5, 16)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,21 +25,15 @@ def _secure_sums_in_the_clear():
         yield
 
 
-def _update(seed):
-    rng = np.random.default_rng(seed)
-    return collections.OrderedDict(
-        a=rng.normal(size=7).astype(np.float32),
-        b=(np.float32(rng.normal()), [rng.normal(size=(3, 2)).astype(np.float32)]),
+@pytest.fixture(scope="module")
+def sum_process():
+    return secagg_sum.SecAggSumFactory(_ENCODING, _CLIP_NORM, rotation_seed=5).create(
+        nested_update.TYPE
     )
 
 
-@pytest.fixture(scope="module")
-def sum_process():
-    return secagg_sum.SecAggSumFactory(_ENCODING, _CLIP_NORM, rotation_seed=5).create(_TYPE)
-
-
 def test_a_process_sums_what_the_native_sum_does(sum_process):
-    updates = [_update(i) for i in range(4)]
+    updates = [nested_update.update(i) for i in range(4)]
     first = sum_process.next(sum_process.initialize(), updates)
     second = sum_process.next(first.state, updates)
     native = secure_sums.VectorSum(_ENCODING, _CLIP_NORM, rotation_seed=5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import sys
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests.aggregators import nested_update
 from tff_dpftrl import execution, validation
 from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, secagg
 from tff_dpftrl.discretization import grid
@@ -18,15 +18,8 @@ from tff_dpftrl.mechanisms import blt, identity, restarts
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
 
-_TYPE = tff.to_type(
-    collections.OrderedDict(
-        a=tff.TensorType(np.float32, [7]),
-        b=(np.float32, [tff.TensorType(np.float32, [3, 2])]),
-    )
-)
-_DIM = 14
 _CLIP_NORM = 2.0
-_ENCODING = grid.for_bits(_DIM, 5, 16)
+_ENCODING = grid.for_bits(nested_update.DIM, 5, 16)
 _BLT = blt.Blt((0.99, 0.8), (0.05, 0.2))
 
 
@@ -34,14 +27,6 @@ _BLT = blt.Blt((0.99, 0.8), (0.05, 0.2))
 def _secure_sums_in_the_clear():
     with execution.secure_sum_simulation():
         yield
-
-
-def _update(seed):
-    rng = np.random.default_rng(seed)
-    return collections.OrderedDict(
-        a=rng.normal(size=7).astype(np.float32),
-        b=(np.float32(rng.normal()), [rng.normal(size=(3, 2)).astype(np.float32)]),
-    )
 
 
 def _flat(value):
@@ -62,7 +47,7 @@ def test_rotation_and_noise_have_seeds_of_their_own():
         clients_per_round=3,
         encoding=_ENCODING,
     )
-    process = factory.create(_TYPE)
+    process = factory.create(nested_update.TYPE)
     first, second = process.initialize(), process.initialize()
     assert np.all(first.seed != first.sum_state.rotation_seed)
     assert np.all(first.seed != second.seed)
@@ -71,7 +56,7 @@ def test_rotation_and_noise_have_seeds_of_their_own():
 
 def test_noise_is_that_of_the_plain_aggregator_for_the_inflated_norm():
     # A coarse grid, where forgetting the inflation would show.
-    encoding = grid.for_bits(_DIM, 3, 5)
+    encoding = grid.for_bits(nested_update.DIM, 3, 5)
     inflated = encoding.inflated_clip_norm(_CLIP_NORM)
     assert inflated > 1.1 * _CLIP_NORM
     arguments = {"noise_multiplier": 1.5, "clients_per_round": 3, "deterministic_seed": 11}
@@ -79,8 +64,10 @@ def test_noise_is_that_of_the_plain_aggregator_for_the_inflated_norm():
         _BLT, clip_norm=_CLIP_NORM, encoding=encoding, **arguments
     )
     assert factory.private_round.encoded_norm == inflated
-    process = factory.create(_TYPE)
-    plain = dp_ftrl.build_dp_ftrl_aggregator(_BLT, clip_norm=inflated, **arguments).create(_TYPE)
+    process = factory.create(nested_update.TYPE)
+    plain = dp_ftrl.build_dp_ftrl_aggregator(_BLT, clip_norm=inflated, **arguments).create(
+        nested_update.TYPE
+    )
     state, plain_state = process.initialize(), plain.initialize()
     for _ in range(3):
         output = process.next(state, [])
@@ -95,12 +82,12 @@ def test_noise_is_that_of_the_plain_aggregator_for_the_inflated_norm():
 def test_without_noise_it_is_the_plain_aggregator_up_to_rounding():
     arguments = {"noise_multiplier": 0.0, "clip_norm": _CLIP_NORM, "clients_per_round": 4}
     process = secagg.build_secagg_dp_ftrl_aggregator(_BLT, encoding=_ENCODING, **arguments).create(
-        _TYPE
+        nested_update.TYPE
     )
-    plain = dp_ftrl.build_dp_ftrl_aggregator(_BLT, **arguments).create(_TYPE)
+    plain = dp_ftrl.build_dp_ftrl_aggregator(_BLT, **arguments).create(nested_update.TYPE)
     state = process.initialize()
     for t in range(3):
-        updates = [_update(10 * t + i) for i in range(3)]
+        updates = [nested_update.update(10 * t + i) for i in range(3)]
         output = process.next(state, updates)
         expected = _flat(plain.next(plain.initialize(), updates).result)
         assert np.max(np.abs(_flat(output.result) - expected)) <= _margin(3) / 4
@@ -133,12 +120,12 @@ def test_adaptive_clipping_is_the_plain_one_up_to_rounding():
     # A new block every second round: the active norm, and the grid with it, shrinks twofold.
     strategy = restarts.Restarted(identity.Identity(), (0, 2, 4))
     secure, plain = _adaptive(_ENCODING, strategy)
-    process, plain_process = secure.create(_TYPE), plain.create(_TYPE)
+    process, plain_process = secure.create(nested_update.TYPE), plain.create(nested_update.TYPE)
     state, plain_state = process.initialize(), plain_process.initialize()
     active = []
     for t in range(5):
         updates = [
-            tf.nest.map_structure(lambda x: np.float32(0.1) * x, _update(t + 5 * i))
+            tf.nest.map_structure(lambda x: np.float32(0.1) * x, nested_update.update(t + 5 * i))
             for i in range(3)
         ]
         output = process.next(state, updates)
@@ -156,9 +143,9 @@ def test_adaptive_clipping_is_the_plain_one_up_to_rounding():
 
 
 def test_noise_of_adaptive_clipping_covers_the_inflated_norm():
-    encoding = grid.for_bits(_DIM, 4, 6)
+    encoding = grid.for_bits(nested_update.DIM, 4, 6)
     secure, plain = _adaptive(encoding, identity.Identity(), noise_multiplier=1.0, count_stddev=3.0)
-    process, plain_process = secure.create(_TYPE), plain.create(_TYPE)
+    process, plain_process = secure.create(nested_update.TYPE), plain.create(nested_update.TYPE)
     output = process.next(process.initialize(), [])
     plain_output = plain_process.next(plain_process.initialize(), [])
     np.testing.assert_allclose(
@@ -174,7 +161,7 @@ def test_noise_of_adaptive_clipping_covers_the_inflated_norm():
 def test_nothing_of_a_client_is_summed_in_the_clear():
     process = secagg.build_secagg_dp_ftrl_aggregator(
         _BLT, noise_multiplier=1.0, clip_norm=1.0, clients_per_round=4, encoding=_ENCODING
-    ).create(_TYPE)
+    ).create(nested_update.TYPE)
     tff.test.assert_contains_secure_aggregation(process.next)
     tff.test.assert_not_contains_unsecure_aggregation(process.next)
 
@@ -182,16 +169,16 @@ def test_nothing_of_a_client_is_summed_in_the_clear():
 def test_message_of_one_line_where_there_are_no_secure_sums():
     process = secagg.build_secagg_dp_ftrl_aggregator(
         _BLT, noise_multiplier=1.0, clip_norm=1.0, clients_per_round=4
-    ).create(_TYPE)
+    ).create(nested_update.TYPE)
     with execution.local():
         state = process.initialize()
         with pytest.raises(validation.UsageError, match="secure_sum_simulation") as caught:
-            process.next(state, [_update(0)])
+            process.next(state, [nested_update.update(0)])
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is caught.value.__context__ is None  # No traceback of gRPC.
-    assert process.next(state, [_update(0)]).measurements["summed_clients"] == 1
+    assert process.next(state, [nested_update.update(0)]).measurements["summed_clients"] == 1
     with pytest.raises(Exception, match="max_clients") as caught:  # Other errors stay.
-        process.next(state, [_update(client) for client in range(5)])
+        process.next(state, [nested_update.update(client) for client in range(5)])
     assert not isinstance(caught.value, validation.UsageError)
 
 
@@ -227,12 +214,12 @@ def test_the_grid_follows_from_the_updates(name):
     build = _BUILDERS[name]
 
     def encoding(factory):
-        return factory.for_updates(_TYPE).inner_sum.factory.encoding
+        return factory.for_updates(nested_update.TYPE).inner_sum.factory.encoding
 
-    assert encoding(build()) == grid.for_bits(_DIM, 4, 24)
+    assert encoding(build()) == grid.for_bits(nested_update.DIM, 4, 24)
     # Few bits, where a grid for another dimension has another inflation.
     factory = build(bits=5, max_clients=5)
-    expected = grid.for_bits(_DIM, 5, 5)
+    expected = grid.for_bits(nested_update.DIM, 5, 5)
     assert encoding(factory) == expected != grid.for_bits(1, 5, 5)
     assert encoding(build(encoding=_ENCODING)) == _ENCODING
     given = build(encoding=expected)
@@ -240,7 +227,7 @@ def test_the_grid_follows_from_the_updates(name):
     assert factory.guarantee(schema, 1e-6) == given.guarantee(schema, 1e-6)
     results = []
     for made in (factory, given):
-        process = made.create(_TYPE)
+        process = made.create(nested_update.TYPE)
         output = process.next(process.initialize(), [])
         results.append((*_flat(output.result), output.measurements["noise_stddev"]))
     np.testing.assert_array_equal(*results)
@@ -272,7 +259,7 @@ def test_it_warns_once_of_expensive_clipping():
             clip_norm=adaptive_clipping_lib.AdaptiveClipping(1.0, clipped_count_stddev=0.6),
             **_ARGUMENTS,
         )
-        factory.create(_TYPE)
+        factory.create(nested_update.TYPE)
     warned = [one for one in caught if one.category is adaptive_clipping.ExpensiveClippingWarning]
     assert len(warned) == 1
 

@@ -145,15 +145,14 @@ def test_rounding_that_is_never_accepted():
         assert np.sum(rounded**2) <= 1
 
 
-def test_norm_test_is_exact():
-    x = np.full(1000, 2**20 + 1, np.int64)
-    squared = int(np.sum(x**2))  # Needs 50 bits: a float32 sum would not tell.
-    assert discretize.has_norm_at_most(tf.constant(x, tf.int32), squared)
-    assert not discretize.has_norm_at_most(tf.constant(x, tf.int32), squared - 1)
-
-
-def test_norm_test_of_a_vector_in_parts_is_exact():
-    x = np.random.default_rng(0).integers(-1000, 1000, 3 << 20)
+@pytest.mark.parametrize(
+    "x",
+    [
+        pytest.param(np.full(1000, 2**20 + 1), id="a sum of 50 bits, where float32 would not tell"),
+        pytest.param(np.random.default_rng(0).integers(-1000, 1000, 3 << 20), id="in parts"),
+    ],
+)
+def test_norm_test_is_exact(x):
     squared = int(np.sum(x**2))
     assert discretize.has_norm_at_most(tf.constant(x, tf.int32), squared)
     assert not discretize.has_norm_at_most(tf.constant(x, tf.int32), squared - 1)

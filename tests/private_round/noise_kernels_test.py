@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.private_round import unit_draws
 from tff_dpftrl.mechanisms import noise_recipe
 from tff_dpftrl.private_round import noise_stream
 
@@ -16,23 +17,6 @@ _PRODUCTION = noise_recipe.BufferedNoise(
     buf_decay=(0.9999999999921251, 0.9944453083640997, 0.8985923474607591, 0.4912001418098778),
     output_scale=(0.0070314825502323835, 0.10613806907600574, 0.1898159060327625, 0.1966594748),
 )
-
-
-def _run_on_basis(recipe, num_rounds):
-    """[num_rounds, num_rounds]: the noise if draw i is the i-th unit vector."""
-    kernel = noise_stream.build_kernel(recipe)
-
-    @tf.function
-    def step(buffer, t):
-        return kernel.step(buffer, t, lambda i: tf.one_hot(i, num_rounds))
-
-    # Anything in the buffer of a block's first round must be ignored.
-    buffer = tf.fill([kernel.num_buffers, num_rounds], 1e6) if kernel.num_buffers else None
-    rows = []
-    for t in range(num_rounds):
-        noise, buffer = step(buffer, tf.constant(t, tf.int64))
-        rows.append(noise.numpy())
-    return np.stack(rows)
 
 
 def _run_with_ids(recipe, num_rounds):
@@ -88,7 +72,9 @@ def _tree_residual_covariance(num_rounds, variance_reduction):
 
 
 def test_identity_is_the_draw():
-    np.testing.assert_array_equal(_run_on_basis(noise_recipe.IdentityNoise(), 7), np.eye(7))
+    np.testing.assert_array_equal(
+        unit_draws.run_on_basis(noise_recipe.IdentityNoise(), 7), np.eye(7)
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,7 +88,7 @@ def test_identity_is_the_draw():
 )
 def test_buffered_inverts_c(recipe):
     n = 60
-    noise = _run_on_basis(recipe, n)
+    noise = unit_draws.run_on_basis(recipe, n)
     np.testing.assert_allclose(noise, np.linalg.inv(_blt_matrix(recipe, n)), atol=1e-5)
 
 
@@ -110,7 +96,7 @@ def test_buffered_inverts_c(recipe):
 def test_banded_toeplitz_inverts_c(bands):
     n, row = 40, (2.0, 0.7, 0.4, 0.2, 0.1)[:bands]
     c = sum(np.diag(np.full(n - j, row[j]), -j) for j in range(bands))
-    noise = _run_on_basis(noise_recipe.BandedNoise((row,)), n)
+    noise = unit_draws.run_on_basis(noise_recipe.BandedNoise((row,)), n)
     np.testing.assert_allclose(noise, np.linalg.inv(c), atol=1e-6)
 
 
@@ -123,14 +109,14 @@ def test_general_banded_inverts_c():
     for t in range(n):
         for j in range(min(t, bands - 1) + 1):
             c[t, t - j] = rows[t, j]
-    noise = _run_on_basis(noise_recipe.BandedNoise(tuple(map(tuple, rows))), n)
+    noise = unit_draws.run_on_basis(noise_recipe.BandedNoise(tuple(map(tuple, rows))), n)
     np.testing.assert_allclose(noise, np.linalg.inv(c), atol=1e-6)
 
 
 def test_inverse_banded_toeplitz():
     n, row = 20, (1.0, -0.5, -0.125)
     expected = sum(np.diag(np.full(n - j, row[j]), -j) for j in range(3))
-    noise = _run_on_basis(noise_recipe.InverseBandedNoise((row,)), n)
+    noise = unit_draws.run_on_basis(noise_recipe.InverseBandedNoise((row,)), n)
     np.testing.assert_allclose(noise, expected, atol=1e-7)
 
 
@@ -142,7 +128,7 @@ def test_general_inverse_banded_with_short_and_full_rows():
     for t, row in enumerate(rows):
         for j, value in enumerate(row):
             expected[t, t - j] = value
-    noise = _run_on_basis(noise_recipe.InverseBandedNoise(tuple(rows)), n)
+    noise = unit_draws.run_on_basis(noise_recipe.InverseBandedNoise(tuple(rows)), n)
     np.testing.assert_allclose(noise, expected, atol=1e-6)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.private_round import unit_draws
 from tff_dpftrl.mechanisms import (
     banded,
     banded_toeplitz,
@@ -35,19 +36,6 @@ _GENERAL = banded.Banded(np.where(np.arange(4) <= np.arange(40)[:, np.newaxis], 
 _DENSE = np.tril(_RNG.normal(size=(23, 23)) / 3) + 2 * np.eye(23)
 
 
-def _run_on_basis(recipe, num_rounds):
-    kernel = noise_stream.build_kernel(recipe)
-    step = tf.function(
-        lambda buffer, t: kernel.step(buffer, t, lambda i: tf.one_hot(i, num_rounds))
-    )
-    buffer = tf.zeros([kernel.num_buffers, num_rounds]) if kernel.num_buffers else None
-    rows = []
-    for t in range(num_rounds):
-        noise, buffer = step(buffer, tf.constant(t, tf.int64))
-        rows.append(noise.numpy())
-    return np.stack(rows)
-
-
 @pytest.mark.parametrize(
     "strategy, num_rounds",
     [
@@ -61,7 +49,7 @@ def _run_on_basis(recipe, num_rounds):
     ],
 )
 def test_streamed_noise_is_the_noise_matrix(strategy, num_rounds):
-    streamed = _run_on_basis(strategy.noise_recipe(), num_rounds)
+    streamed = unit_draws.run_on_basis(strategy.noise_recipe(), num_rounds)
     np.testing.assert_allclose(streamed, strategy.noise_matrix(num_rounds), atol=1e-5)
 
 

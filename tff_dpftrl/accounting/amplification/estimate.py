@@ -58,7 +58,7 @@ def untilted(draw: Callable[[np.random.Generator, int], np.ndarray]) -> Directio
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Estimate of the larger epsilon of both directions, within 99 % confidence: no guarantee."""
+    """Estimate of the larger epsilon of both directions, with a 99 % interval: no guarantee."""
 
     epsilon: float
     low: float
