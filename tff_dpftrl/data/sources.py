@@ -35,7 +35,6 @@ def load_user_text(
     sqlite_split: str | None = None,
     table: tables.TableOptions = _DEFAULTS,
     cache: grouping.Cache = grouping.TEMPORARY,
-    cache_dir: str | os.PathLike[str] | None = None,
     progress: docstrings.Progress | None = None,
     notice: tables.Notice = tables.to_stderr,
     rows_per_owner: int | None = None,
@@ -52,7 +51,6 @@ def load_user_text(
       table: Options of reading tables.
       cache: Place for the texts of a table that is too large for memory. They are used as long as
         the names, sizes and times of the files and the options are those that they were read with.
-      cache_dir: Folder in which "docs" is cached; `docstrings.read` has the default.
       progress: Callback for the number of files read for "docs", and of all files.
       notice: Callback for lines about what was found in a table.
       rows_per_owner: Largest number of rows of a user where the column of users may have lists of
@@ -84,7 +82,7 @@ def load_user_text(
                 "pretokenized applies to files only; 'docs' is prose: leave it out."
             )
         _refuse_given(table, spec)
-        return docstrings.read(cache_dir=cache_dir, progress=progress)
+        return docstrings.read(progress=progress)
     if is_sqlite:
         _refuse_given(table, spec)
         return sqlite.read(

@@ -23,6 +23,8 @@ from tff_dpftrl.finetuning import example_sampling
 SMALLEST_COHORT = 32
 """The cohort that Estimate-and-Double begins with, as in the paper."""
 
+_PROBED = 128  # Users of `probe`.
+
 COMPUTE_BUDGET = 256
 """The gradients of a step where nothing else is given."""
 
@@ -207,7 +209,7 @@ def median_warning(num_users: int, epsilon: float) -> str | None:
 
 
 def probe(
-    users: example_sampling.Users, *, largest_group: int, seed: int, num_users: int = 128
+    users: example_sampling.Users, *, largest_group: int, seed: int
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Draws the users whose gradients L(G) is estimated from, for all group sizes at once.
 
@@ -215,20 +217,19 @@ def probe(
       users: Public or held-out users, so that L(G) costs no privacy; else it is not covered.
       largest_group: The largest G in question.
       seed: Non-negative integer; the sample depends on it.
-      num_users: Number of users, 128 in the paper; all users if there are fewer.
 
     Returns:
-      Indices of users, int64, increasing; and for each of them its examples in random
-      order, at most `largest_group`: the first G of them are the sample for G, so that the
-      samples are nested and running means of gradients give all of L in one pass.
+      Indices of 128 users, as in the paper, int64, increasing, or of all if there are fewer. And
+      for each of them its examples in random order, at most `largest_group`: the first G of them
+      are the sample for G, so that the samples are nested and running means of gradients give all
+      of L in one pass.
 
     Raises:
       ValueError: If an argument is out of range.
     """
     largest_group = example_sampling.check_group_size(largest_group)
-    num_users = validation.integer("num_users", num_users, minimum=1)
     seed = validation.integer("seed", seed, minimum=0)
-    chosen = example_sampling.random_examples(f"probe/{seed}", "", len(users), num_users)
+    chosen = example_sampling.random_examples(f"probe/{seed}", "", len(users), _PROBED)
     return chosen, [
         example_sampling.random_order(
             f"probe rows/{seed}", users.ids[user], int(users.num_examples[user]), largest_group

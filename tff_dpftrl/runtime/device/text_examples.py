@@ -64,8 +64,6 @@ def add_user(
     user_id: str,
     *,
     collection: str = COLLECTION,
-    feature: str = TEXT_FEATURE,
-    recorded: float | None = None,
 ) -> None:
     """Adds the texts of one user of a corpus to a store, to try out a device.
 
@@ -74,16 +72,13 @@ def add_user(
       corpus: Texts by user.
       user_id: Id of the user, which is not stored.
       collection: Name of the collection.
-      feature: Name of the bytes feature, which has one value in each example.
-      recorded: Time of the examples in seconds since 1970; now if None. The user's last text is
-        the newest.
 
     Raises:
       ValueError: If there is no such user, or the store refuses an example.
       OSError: If the store cannot be written.
     """
     texts = corpus.examples(user_id)
-    store.add(collection, (encode_text(text, feature) for text in texts), recorded=recorded)
+    store.add(collection, (encode_text(text) for text in texts))
 
 
 def _feature(name: str, values: Values) -> bytes:

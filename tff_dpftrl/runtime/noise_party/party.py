@@ -79,7 +79,6 @@ class Party:
         key: ed25519.Ed25519PrivateKey,
         *,
         clock: Callable[[], float] = time.time,
-        generator: random.Random | None = None,
     ):
         """Begins without a session.
 
@@ -90,12 +89,10 @@ class Party:
           rows: Noise of the task's rounds.
           key: Private key of the party.
           clock: Clock of the ledger, in seconds since 1970.
-          generator: Source of the order of addresses and of jitter; the operating system's
-            randomness if None.
         """
         self._connection, self._promise, self._ledger = connection, promise, ledger
         self._rows, self._key, self._clock = rows, key, clock
-        self._generator = random.SystemRandom() if generator is None else generator
+        self._generator = random.SystemRandom()  # Of the order of addresses, and of jitter.
         self._plans = promise_lib.plan_hashes(promise.task)
         self._row: int | None = None  # Of this session, once it is in the ledger.
 
