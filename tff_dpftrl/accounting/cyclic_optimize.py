@@ -18,9 +18,8 @@ from typing import TypeVar
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import amplified_banded, calibrate, dp_fedavg
-from tff_dpftrl.mechanisms import banded_optimize, banded_toeplitz_optimize
+from tff_dpftrl.mechanisms import banded_toeplitz_optimize
 from tff_dpftrl.mechanisms import strategy as strategy_lib
-from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.participation import schema as schema_lib
 
 # Numbers of turns of a group whose numbers of bands are tried besides powers of two.
@@ -40,8 +39,7 @@ class CyclicRun:
 
     `sampling_probability` is that of a client whose group has its turn. `error` is z · RmsError of
     C: the root mean square over rounds of the standard deviation of the noise in the sum of all
-    rounds so far, or in the models of a workload, for clip norm 1. With `minimize_rms=False` it is
-    z · MaxError.
+    rounds so far, for clip norm 1.
     """
 
     strategy: strategy_lib.Strategy
@@ -84,26 +82,17 @@ class _Search:
         share: float,
         target_epsilon: float,
         delta: float,
-        minimize_rms: bool,
-        workload: workload_lib.Workload | None,
     ):
         self._schema = schema_lib.MinSep(num_rounds, num_rounds, 1)
         self._share, self._target, self._delta = share, target_epsilon, delta
-        self._minimize_rms, self._workload = minimize_rms, workload
         self.largest = min(num_rounds, max(1, math.floor((1 + 1e-9) / share)))
         self._noises: dict[int, float] = {}
 
     def run(self, bands: int) -> CyclicRun:
-        strategy = banded_toeplitz_optimize.optimize_banded_toeplitz(
-            self._schema, bands, minimize_rms=self._minimize_rms, workload=self._workload
-        )
-        return self.with_strategy(strategy, self._groups(bands))
-
-    def with_strategy(self, strategy: strategy_lib.Strategy, num_groups: int) -> CyclicRun:
-        """Returns the run of a strategy with its smallest noise, of which epsilon is checked."""
-        n = self._schema.num_rounds
-        of_models = strategy.rms_error if self._minimize_rms else strategy.max_error
-        error = of_models(n, self._workload)
+        """Returns the run of the best strategy, its smallest noise, of which epsilon is checked."""
+        strategy = banded_toeplitz_optimize.optimize_banded_toeplitz(self._schema, bands)
+        num_groups, n = self._groups(bands), self._schema.num_rounds
+        error = strategy.rms_error(n)
         noise = self._noise(num_groups) * strategy.sensitivity(self._schema).value
         step = 1e-12  # The product may be rounded down.
         while True:
@@ -149,9 +138,6 @@ def best_cyclic(
     delta: float,
     *,
     max_bands: int | None = None,
-    minimize_rms: bool = True,
-    is_toeplitz: bool = True,
-    workload: workload_lib.Workload | None = None,
 ) -> CyclicChoice:
     """Chooses bands, groups, coefficients and noise of least error at a target epsilon.
 
@@ -161,10 +147,7 @@ def best_cyclic(
     cached.
 
     `max_bands` limits the memory to `max_bands − 1` copies of the model; with None, only q ≤ 1
-    does. The error is RmsError, or MaxError without `minimize_rms`; with `workload`, it is the
-    error of that workload's models. If `is_toeplitz` is False, the entries of the best C are
-    optimised again as BandMF with unit columns, for exactly `num_rounds` rounds: 0.1 % less error
-    for two bands, about 1 % for 16 of 500 rounds, in seconds to minutes.
+    does.
     """
     validation.integer("num_rounds", num_rounds, minimum=1)
     validation.integer("num_clients", num_clients, minimum=1)
@@ -181,22 +164,12 @@ def best_cyclic(
         clients_per_round / num_clients,
         target_epsilon,
         delta,
-        minimize_rms,
-        workload,
     )
     largest = search.largest
     if max_bands is not None:
         largest = min(largest, validation.integer("max_bands", max_bands, minimum=1))
     runs = try_bands(search.run, lambda run: run.error, num_rounds, largest)
     best = min(runs, key=lambda run: run.error)
-    if not is_toeplitz and best.num_bands > 1:
-        general = banded_optimize.optimize_banded(
-            schema_lib.MinSep(num_rounds, num_rounds, 1),
-            best.num_bands,
-            minimize_rms=minimize_rms,
-            workload=workload,
-        )
-        best = min(best, search.with_strategy(general, best.num_groups), key=lambda run: run.error)
     return CyclicChoice(best, tuple(runs))
 
 

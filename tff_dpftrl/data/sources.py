@@ -35,7 +35,6 @@ def load_user_text(
     sqlite_split: str | None = None,
     table: tables.TableOptions = _DEFAULTS,
     cache: grouping.Cache = grouping.TEMPORARY,
-    cache_dir: str | os.PathLike[str] | None = None,
     progress: docstrings.Progress | None = None,
     notice: tables.Notice = tables.to_stderr,
     rows_per_owner: int | None = None,
@@ -67,7 +66,7 @@ def load_user_text(
                 "pretokenized applies to files only; 'docs' is prose: leave it out."
             )
         _refuse_given(table, spec)
-        return docstrings.read(cache_dir=cache_dir, progress=progress)
+        return docstrings.read(progress=progress)
     if is_sqlite:
         _refuse_given(table, spec)
         return sqlite.read(

@@ -23,6 +23,8 @@ from tff_dpftrl.finetuning import example_sampling
 SMALLEST_COHORT = 32
 """The cohort that Estimate-and-Double begins with, as in the paper."""
 
+_PROBED = 128  # Users of `probe`.
+
 COMPUTE_BUDGET = 256
 """The gradients of a step where nothing else is given."""
 
@@ -169,19 +171,19 @@ def median_warning(num_users: int, epsilon: float) -> str | None:
 
 
 def probe(
-    users: example_sampling.Users, *, largest_group: int, seed: int, num_users: int = 128
+    users: example_sampling.Users, *, largest_group: int, seed: int
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Draws the users whose gradients L(G) is estimated from, for all group sizes at once.
 
     The users should be public or held out, so that L(G) costs no privacy; else it is not covered.
-    The paper takes 128 of them. Returns indices of users, int64, increasing; and for each user its
-    examples in random order, at most `largest_group`. The first G of them are the sample for G:
-    samples are nested, so that running means of gradients give all of L in one pass.
+    Returns indices of 128 users, as in the paper, or of all if there are fewer: int64, increasing.
+    And for each user its examples in random order, at most `largest_group`. The first G of them are
+    the sample for G: samples are nested, so that running means of gradients give all of L in one
+    pass.
     """
     largest_group = example_sampling.check_group_size(largest_group)
-    num_users = validation.integer("num_users", num_users, minimum=1)
     seed = validation.integer("seed", seed, minimum=0)
-    chosen = example_sampling.random_examples(f"probe/{seed}", "", len(users), num_users)
+    chosen = example_sampling.random_examples(f"probe/{seed}", "", len(users), _PROBED)
     return chosen, [
         example_sampling.random_order(
             f"probe rows/{seed}", users.ids[user], int(users.num_examples[user]), largest_group

@@ -90,7 +90,6 @@ def optimize_banded_toeplitz(
     bands: int | None = None,
     *,
     minimize_rms: bool = True,
-    max_iterations: int = 1000,
     workload: workload_lib.Workload | None = None,
 ) -> banded_toeplitz.BandedToeplitz:
     """Minimises RmsLoss, or MaxLoss, over banded Toeplitz strategies.
@@ -102,7 +101,6 @@ def optimize_banded_toeplitz(
       schema: Participation schema to optimise for.
       bands: Number of diagonals; `min_sep` if None.
       minimize_rms: Whether to minimise RmsLoss; if False, MaxLoss.
-      max_iterations: Largest number of steps of L-BFGS.
       workload: Workload of the schema's rounds, whose models' error is minimised; None for the
         prefix sums. If it is not Toeplitz, time and memory grow with num_rounds².
 
@@ -133,12 +131,12 @@ def optimize_banded_toeplitz(
     if bands == 1:
         return start
     uses = uses.astype(np.float64)
-    found = _descend(start, _log_loss, (uses, round_weights), max_iterations)
+    found = _descend(start, _log_loss, (uses, round_weights))
     if workload is None:
         return found
     candidates = [found]
     for errors in model_errors.stages(workload, minimize_rms):
-        found = _descend(found, _log_model_loss, (uses, errors, num_rounds), max_iterations)
+        found = _descend(found, _log_model_loss, (uses, errors, num_rounds))
         candidates.append(found)
 
     def loss(one: banded_toeplitz.BandedToeplitz) -> float:
@@ -151,7 +149,6 @@ def _descend(
     start: banded_toeplitz.BandedToeplitz,
     function: Callable[..., tuple[float, np.ndarray]],
     args: tuple[Any, ...],
-    max_iterations: int,
 ) -> banded_toeplitz.BandedToeplitz:
     optimum = optimize.minimize(
         function,
@@ -159,6 +156,6 @@ def _descend(
         args=args,
         jac=True,
         method="L-BFGS-B",
-        options={"maxiter": max_iterations, "maxcor": 30, "ftol": 1e-14, "gtol": 1e-9},
+        options={"maxiter": 1000, "maxcor": 30, "ftol": 1e-14, "gtol": 1e-9},
     )
     return banded_toeplitz.BandedToeplitz((1.0, *optimum.x.tolist()))

@@ -71,7 +71,6 @@ def optimize_inverse_banded(
     bands: int = defaults.INVERSE_BANDS,
     *,
     minimize_rms: bool = True,
-    max_iterations: int = 500,
     workload: workload_lib.Workload | None = None,
 ) -> inverse_banded.InverseBanded:
     """Minimises RmsLoss, or MaxLoss, over all coefficients of a Toeplitz C⁻¹ with few bands.
@@ -80,7 +79,6 @@ def optimize_inverse_banded(
       schema: Participation schema to optimise for.
       bands: Number of diagonals of C⁻¹.
       minimize_rms: Whether to minimise RmsLoss; if False, MaxLoss.
-      max_iterations: Largest number of steps of L-BFGS for each of three penalties.
       workload: Workload of the schema's rounds, whose models' error is minimised; None for the
         prefix sums.
 
@@ -92,7 +90,6 @@ def optimize_inverse_banded(
     Raises:
       ValueError: If `bands` is less than 1.
     """
-    validation.integer("max_iterations", max_iterations, minimum=1)
     bands = min(validation.integer("bands", bands, minimum=1), schema.num_rounds)
     bifr = optimize_bifr(schema, bands, minimize_rms=minimize_rms, workload=workload)
 
@@ -117,7 +114,7 @@ def optimize_inverse_banded(
                 args=(penalty,),
                 jac=True,
                 method="L-BFGS-B",
-                options={"maxiter": max_iterations, "maxcor": 30, "ftol": 1e-12, "gtol": 1e-9},
+                options={"maxiter": 500, "maxcor": 30, "ftol": 1e-12, "gtol": 1e-9},
             ).x
             known += _exact(free, start, schema)
     return min(known, key=loss)

@@ -39,6 +39,8 @@ from scipy import special
 from tff_dpftrl import validation
 
 _LEAST_THRESHOLD = 2  # With one, a share is the secret.
+_LOG_SECURITY = -40 * math.log(2)  # Most, in one sum, of exposed secrets or a disconnected graph.
+_LOG_CORRECTNESS = -20 * math.log(2)  # Most of a sum that is lost by too few shares.
 _ROUNDING = 1e-9  # 0.29 of 100 devices are 29, though not in binary fractions.
 
 
@@ -157,11 +159,12 @@ def choose(
     corrupt_fraction: float,
     drop_out_fraction: float,
     *,
-    security_bits: float = 40,
-    correctness_bits: float = 20,
     threshold_fraction: float = 0.5,
 ) -> Neighbourhood:
     """Chooses the fewest neighbours, and the smallest threshold, with which failures are rare.
+
+    In one sum, exposed secrets or a disconnected graph have a probability of at most 2⁻⁴⁰, and too
+    few shares for the sum one of at most 2⁻²⁰.
 
     Args:
       num_devices: Number n of devices, at least 2.
@@ -169,10 +172,6 @@ def choose(
         [0, 1).
       drop_out_fraction: Largest fraction of the devices that do not reveal their shares in the
         end, in [0, 1).
-      security_bits: Negative log2 of the largest probability, in one sum, of exposed secrets or
-        a disconnected graph.
-      correctness_bits: Negative log2 of the largest probability of a sum that is lost by too few
-        shares.
       threshold_fraction: Fraction of the k + 1 shares, in [0, 1), above which the threshold is.
         Devices demand the usual half. The paper has no such rule, and needs fewer neighbours
         where few devices are corrupt and many drop out.
@@ -184,24 +183,19 @@ def choose(
       ValueError: If not even the complete graph will do.
     """
     validation.integer("num_devices", num_devices, minimum=2)
-    validation.number("security_bits", security_bits, above=0)
-    validation.number("correctness_bits", correctness_bits, above=0)
     validation.number("threshold_fraction", threshold_fraction, at_least=0, below=1)
     corrupt, dropped = _counts(num_devices, corrupt_fraction, drop_out_fraction)
-    log_security, log_correctness = (
-        -bits * math.log(2) for bits in (security_bits, correctness_bits)
-    )
     for k in (*range(2, num_devices - 1, 2), num_devices - 1):
         log_disconnected = _log_disconnected(num_devices, k, corrupt + dropped)
-        if log_disconnected > log_security:
+        if log_disconnected > _LOG_SECURITY:
             continue
         insecure = np.logaddexp(_log_exposed_secrets(num_devices, k, corrupt), log_disconnected)
         least = max(_LEAST_THRESHOLD, math.floor(threshold_fraction * (k + 1)) + 1)
         # Probabilities fall with t; index k + 1, all shares, is the last.
-        secure = least + np.flatnonzero(insecure[least:] <= log_security)
+        secure = least + np.flatnonzero(insecure[least:] <= _LOG_SECURITY)
         if (
             len(secure)
-            and _log_too_few_shares(num_devices, k, dropped)[secure[0]] <= log_correctness
+            and _log_too_few_shares(num_devices, k, dropped)[secure[0]] <= _LOG_CORRECTNESS
         ):
             return Neighbourhood(num_devices, k, int(secure[0]))
     raise validation.UsageError(

@@ -156,11 +156,11 @@ def _mark_epsilons(
     axes.xaxis.set_minor_locator(ticker.NullLocator())
 
 
-def _thinned(values: Sequence[float], closest: float = 1.15) -> list[float]:
+def _thinned(values: Sequence[float]) -> list[float]:
     """Returns the values without those so close to another that their labels would overlap."""
     kept: list[float] = []
     for value in values:
-        if not kept or value >= kept[-1] * closest:
+        if not kept or value >= kept[-1] * 1.15:
             kept.append(value)
     return kept
 

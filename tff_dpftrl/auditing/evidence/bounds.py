@@ -54,7 +54,6 @@ def from_counts(
     delta: float,
     error_rate: float,
     seed: int,
-    choosing_fraction: float = CHOOSING_FRACTION,
 ) -> Bound:
     """Computes bounds from counts beyond a threshold; half of the error is for μ, half for ε.
 
@@ -66,8 +65,8 @@ def from_counts(
     without, with_ = _two_samples(scores, present, error_rate)
     validation.delta(delta)
     rng = np.random.default_rng(seed)
-    choosing_without, without = _cut(rng, without, choosing_fraction)
-    choosing_with, with_ = _cut(rng, with_, choosing_fraction)
+    choosing_without, without = _cut(rng, without, CHOOSING_FRACTION)
+    choosing_with, with_ = _cut(rng, with_, CHOOSING_FRACTION)
     candidates = np.unique(np.concatenate([choosing_without, choosing_with]))
     if len(candidates) > _NUM_THRESHOLDS:
         places = np.linspace(0, len(candidates) - 1, _NUM_THRESHOLDS).round().astype(int)
@@ -85,7 +84,7 @@ def from_counts(
     return Bound(
         *largest,
         error_rate,
-        f"counts beyond thresholds that {choosing_fraction:.0%} of the trials chose",
+        f"counts beyond thresholds that {CHOOSING_FRACTION:.0%} of the trials chose",
         len(present),
     )
 

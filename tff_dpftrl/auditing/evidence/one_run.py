@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from scipy import optimize, special, stats
@@ -158,19 +158,17 @@ def epsilon_at_least(
     *,
     delta: float,
     error_rate: float,
-    fractions: Sequence[float] = FRACTIONS,
 ) -> tuple[float, Guesses]:
     """Bounds ε by the best of a few numbers of guesses, with the error split between them.
 
     It holds for every mechanism, in one run, for canaries that took part by fair coins, independent
     of one another and of all else. (The bounds of `bounds` need trials that are independent given
-    what is claimed.) `fractions` are numbers of guesses to try, as shares of the canaries. The
-    bound exceeds the truth with chance `error_rate` at most.
+    what is claimed.) `FRACTIONS` are the numbers of guesses, as shares of the canaries. The bound
+    exceeds the truth with chance `error_rate` at most.
     """
     return _best(
         scores,
         present,
-        fractions,
         lambda one, parts: one.epsilon_at_least(delta, error_rate / parts),
     )
 
@@ -180,32 +178,30 @@ def mu_at_least(
     present: np.ndarray,
     *,
     error_rate: float,
-    fractions: Sequence[float] = FRACTIONS,
 ) -> tuple[float, Guesses]:
     """Bounds the smallest μ of μ-GDP, under the conditions of `epsilon_at_least`."""
-    return _best(scores, present, fractions, lambda one, parts: one.mu_at_least(error_rate / parts))
+    return _best(scores, present, lambda one, parts: one.mu_at_least(error_rate / parts))
 
 
-def all_correct(canaries: int, fractions: Sequence[float] = FRACTIONS) -> tuple[Guesses, ...]:
+def all_correct(canaries: int) -> tuple[Guesses, ...]:
     """Returns the best guesses that the bounds can get from so many canaries: all correct."""
-    return tuple(Guesses(canaries, number, number) for number in _numbers(canaries, fractions))
+    return tuple(Guesses(canaries, number, number) for number in _numbers(canaries))
 
 
 def _best(
     scores: np.ndarray,
     present: np.ndarray,
-    fractions: Sequence[float],
     bound: Callable[[Guesses, int], float],
 ) -> tuple[float, Guesses]:
     """Returns the largest `bound` over numbers of guesses, and its guesses."""
-    tried = [guess(scores, present, number) for number in _numbers(len(scores), fractions)]
+    tried = [guess(scores, present, number) for number in _numbers(len(scores))]
     bounds = [bound(one, len(tried)) for one in tried]
     best = int(np.argmax(bounds))
     return bounds[best], tried[best]
 
 
-def _numbers(canaries: int, fractions: Sequence[float]) -> list[int]:
-    return sorted({max(1, round(fraction * canaries)) for fraction in fractions})
+def _numbers(canaries: int) -> list[int]:
+    return sorted({max(1, round(fraction * canaries)) for fraction in FRACTIONS})
 
 
 @dataclasses.dataclass(frozen=True)

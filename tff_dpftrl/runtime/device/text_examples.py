@@ -50,16 +50,13 @@ def add_user(
     user_id: str,
     *,
     collection: str = COLLECTION,
-    feature: str = TEXT_FEATURE,
-    recorded: float | None = None,
 ) -> None:
     """Adds the texts of one user of a corpus to a store, the last one as the newest.
 
-    This is to try out a device; the id of the user is not stored. `recorded` is the time of the
-    examples in seconds since 1970 (default: now).
+    This is to try out a device; the id of the user is not stored.
     """
     texts = corpus.examples(user_id)
-    store.add(collection, (encode_text(text, feature) for text in texts), recorded=recorded)
+    store.add(collection, (encode_text(text) for text in texts))
 
 
 def _feature(name: str, values: Values) -> bytes:

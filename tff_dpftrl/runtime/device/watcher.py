@@ -18,9 +18,9 @@ class Watcher:
     checks instead, and ends the call.
     """
 
-    def __init__(self, *, interval_s: float = 1.0, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, *, interval_s: float = 1.0):
         """Creates a watcher without a thread, which checks every `interval_s` seconds."""
-        self._interval_s, self._clock = interval_s, clock
+        self._interval_s = interval_s
         self._changed = threading.Condition()
         self._watched: set[_Watched] = set()
         self._has_thread = False
@@ -40,7 +40,7 @@ class Watcher:
         context raises the exception of `keep_going`, or a `StepFailed` with `too_long`, in place of
         the exception that the block raises because it was ended.
         """
-        return _Watched(self, keep_going, end, self._clock() + seconds, too_long)
+        return _Watched(self, keep_going, end, time.monotonic() + seconds, too_long)
 
     def add(self, watched: _Watched) -> None:
         """Begins to watch a block."""
@@ -63,7 +63,7 @@ class Watcher:
                     self._has_thread = False
                     return
                 watched = list(self._watched)
-            now = self._clock()
+            now = time.monotonic()
             for one in watched:
                 one.check(now)
 

@@ -73,16 +73,14 @@ class Party:
         key: ed25519.Ed25519PrivateKey,
         *,
         clock: Callable[[], float] = time.time,
-        generator: random.Random | None = None,
     ):
         """Begins without a session; `key` is the private key of the party.
 
-        `clock` is that of the ledger, in seconds since 1970. `generator` draws the order of
-        addresses and the jitter.
+        `clock` is that of the ledger, in seconds since 1970.
         """
         self._connection, self._promise, self._ledger = connection, promise, ledger
         self._rows, self._key, self._clock = rows, key, clock
-        self._generator = random.SystemRandom() if generator is None else generator
+        self._generator = random.SystemRandom()  # Of the order of addresses, and of jitter.
         self._plans = promise_lib.plan_hashes(promise.task)
         self._row: int | None = None  # Row of this session, once it is in the ledger.
 
