@@ -174,7 +174,7 @@ class Vocabulary:
 
     @property
     def may_be_fewer(self) -> bool:
-        """Whether a model may have more ids than these, which no text has."""
+        """Whether a model may have more ids than the vocabulary; no text has those."""
         return False
 
     def count(self, ids: np.ndarray) -> tuple[int, int]:

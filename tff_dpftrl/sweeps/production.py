@@ -1,7 +1,7 @@
 """Choice of the noise for production from a sweep over noise (Xu et al. 2023, section 2.5).
 
-It is the largest one whose mean accuracy still meets a target. `accounting.planner` then computes
-at which report goal, population and ε this noise can be had.
+The choice is the largest noise whose mean accuracy still meets a target. `accounting.planner` then
+computes the report goal, the population and the ε that go with this noise.
 """
 
 from __future__ import annotations
