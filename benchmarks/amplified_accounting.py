@@ -21,7 +21,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tff_dpftrl.accounting import amplified_banded
-from tff_dpftrl.accounting.amplification import balls_in_bins, min_sep_poisson, secret_groups
+from tff_dpftrl.accounting.amplification import balls_in_bins, min_sep_poisson
 from tff_dpftrl.mechanisms import banded_toeplitz, blt
 
 # Reads a job, draws of both directions' losses, and prints them and the seconds.
@@ -81,15 +81,6 @@ def _long_runs() -> None:
             sampling_probability=0.05,
         )
 
-    def secret():
-        return secret_groups.SecretGroups.from_strategy(
-            banded,
-            noise_multiplier=8.0,
-            num_rounds=rounds,
-            num_groups=100,
-            sampling_probability=0.05,
-        )
-
     def bins(strategy, count, noise):
         return balls_in_bins.BallsInBins.from_strategy(
             strategy, noise_multiplier=noise, num_rounds=rounds, num_bins=count
@@ -106,7 +97,6 @@ def _long_runs() -> None:
 
     for name, run in (
         ("cyclic, 100 groups, 16 bands", cyclic),
-        ("the same, groups secret", secret),
         ("100 bins, BLT", lambda: bins(_BLT, 100, 60.0)),
         ("400 bins, BLT", lambda: bins(_BLT, 400, 20.0)),
         ("100 bins, 16 bands", lambda: bins(banded, 100, 20.0)),

@@ -1,4 +1,4 @@
-"""The figures of docs/explanation/round_costs.md: measures them, and writes them into the page.
+"""The figures of benchmarks/ROUND_COSTS.md: measures them, and writes them into the page.
 
     PYTHONPATH=. python benchmarks/figures.py                     # only writes the page
     PYTHONPATH=. python benchmarks/figures.py 4m quickstart many light
@@ -25,7 +25,7 @@ from typing import Any
 _DIRECTORY = pathlib.Path(__file__).resolve().parent
 _DOCS = _DIRECTORY.parent / "docs"
 FIGURES = _DOCS / "reference" / "benchmarks.json"
-PAGE = _DOCS / "explanation" / "round_costs.md"
+PAGE = _DIRECTORY / "ROUND_COSTS.md"
 
 _MOST_FOR_OTHERS = 0.05
 _PLACE = re.compile(r"(<!-- figures: (.+?) -->\n).*?(<!-- end of figures -->)", re.DOTALL)

@@ -176,6 +176,7 @@ class Day:
         self._factory = self._make_factory(served)
         self.seen = observations.Observations(served, clock=lambda: self._now)
         self.participation_seconds: list[float] = []
+        self.device_seconds = {state: collections.Counter[int]() for state in observations.LEVELS}
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._actors: dict[str, actor.Actor] = {}
@@ -212,10 +213,18 @@ class Day:
         """Runs the fleet for some days."""
         end = self._now + days * _DAY
         while self._queue and self._queue[0][0] <= end:
-            self._now, _, call = heapq.heappop(self._queue)
+            now, _, call = heapq.heappop(self._queue)
+            self._advance(now)
             call()
-        self._now = end
+        self._advance(end)
         self.seen.now()
+
+    def _advance(self, now: float) -> None:
+        """Adds up the devices in each state over time, in the hour in which the time begins."""
+        hour = int(self._now // _HOUR)
+        for state, seconds in self.device_seconds.items():
+            seconds[hour] += self.seen.series.total(state) * (now - self._now)
+        self._now = now
 
     def num_eligible(self, round_index: int) -> int:
         """Returns the number of devices that need not rest from a round; no server knows it."""
@@ -402,7 +411,12 @@ class Day:
 
 def hourly(day: Day) -> dict[str, np.ndarray]:
     """Returns the counts and mean levels of each hour, by name; the first hour is left out."""
-    return {name: values[1:] for name, values in day.seen.series.window("week").values.items()}
+    found = {name: values[1:] for name, values in day.seen.series.window("week").values.items()}
+    last = int(day.seen.now() // _HOUR)
+    hours = range(last - found["sessions"].size, last)
+    for state, seconds in day.device_seconds.items():
+        found[state] = np.array([seconds[hour] / _HOUR for hour in hours])
+    return found
 
 
 def rows(day: Day) -> list[str]:

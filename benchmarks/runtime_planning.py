@@ -4,7 +4,7 @@
         [--devices-per-minute 10000 1000000] [--models 100000 1350000 1350000:secure]
         [--group 100] [--round-minutes 2] [--open-seconds 60] [--busy 0.5] [--cost NAME=VALUE ...]
 
-Prints two tables in Markdown, by default those of docs/explanation/runtime.md: the costs, with
+Prints two tables in Markdown, by default those of benchmarks/RUNTIME.md: the costs, with
 where they are from, and what a population needs. A device a minute is one that takes part; it
 makes a connection of its own, is sent the model, and reports; it has the plan already. Who drops
 out is counted as if it did not. A model is its number of weights, ":secure" for secure aggregation.

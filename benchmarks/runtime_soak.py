@@ -226,7 +226,7 @@ class Fleet:
 
 
 class _Onlooker:
-    """Looks at the status page, as a browser that shows the task does."""
+    """Looks at the status page, as a browser does."""
 
     def __init__(self, address: str):
         self._address = address
@@ -235,13 +235,11 @@ class _Onlooker:
         self.latencies: list[tuple[float, float]] = []
 
     def _look(self) -> None:
-        paths = ("data.json", f"task.json?task={_TASK}", f"history.json?task={_TASK}")
-        while not self._stop.wait(1.0):
-            for path in paths:
-                begin = time.monotonic()
-                with contextlib.suppress(OSError):
-                    self.ask(path)
-                    self.latencies.append((time.time(), time.monotonic() - begin))
+        while not self._stop.wait(2.0):
+            begin = time.monotonic()
+            with contextlib.suppress(OSError):
+                self.ask("")
+                self.latencies.append((time.time(), time.monotonic() - begin))
 
     def ask(self, path: str) -> str:
         """What the page answers."""
@@ -350,7 +348,7 @@ class Soak:
             process.check()
         with self._served() as server, self._looked_at() as onlooker:
             pid = server.popen.pid
-            time.sleep(2.0)  # The page has been asked for everything once.
+            time.sleep(3.0)  # The page has been asked for everything once.
             self.seen["before"] = sample_process(pid)
             self._begin = time.time()
             try:

@@ -13,7 +13,7 @@ import json
 import pathlib
 import shutil
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from tff_dpftrl.reports import results as reported
 from tff_dpftrl.sweeps import axes as axes_lib
@@ -24,7 +24,6 @@ from tff_dpftrl.training import language_config
 
 _HERE = pathlib.Path(__file__).resolve().parent
 _PICTURES = _HERE.parent / "docs" / "experiments"
-_KEYBOARD = {f"eval_{name}": name for name in reported.KEYBOARD_METRICS}
 _WITH_EARLIER_TEXT = "eval_top1_with_earlier_text"
 
 
@@ -56,18 +55,16 @@ def collect(sweep: pathlib.Path, name: str, *, with_picture: bool = True) -> lis
     if with_picture:
         written.append(_PICTURES / f"{name}.png")
         shutil.copyfile(sweep / "curves.png", written[-1])
-    keyboards = [_keyboard_baselines(sweep, cell) for cell in cells]
     baselines = [
         {
             "model": model,
             results_lib.ACCURACY: mean,
             **_with_earlier_text(found, model),
-            **_means(one.get(model, {}) for one in keyboards),
         }
         for model, mean in results_lib.common_baselines(found).items()
     ]
     heads = [_head_words(sweep, cell) for cell in cells]
-    columns = ["model", results_lib.ACCURACY, _WITH_EARLIER_TEXT, *_KEYBOARD]
+    columns = ["model", results_lib.ACCURACY, _WITH_EARLIER_TEXT]
     written.append(_write(results / "baselines.csv", columns, baselines))
     written.append(_write(results / "head_words.csv", list(heads[0]), heads))
     return written
@@ -93,27 +90,11 @@ def _head_words(sweep: pathlib.Path, cell: cells_lib.Cell) -> dict[str, object]:
     }
 
 
-def _keyboard_baselines(sweep: pathlib.Path, cell: cells_lib.Cell) -> dict[str, dict[str, float]]:
-    """What n-grams do as suggestions of a keyboard, by model; nothing of an older run."""
-    path = folder_lib.cell_folder(sweep, cell) / "private" / "keyboard_baselines.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
 def _with_earlier_text(found: Iterable[results_lib.CellResult], model: str) -> dict[str, float]:
     """What n-grams have with a cache of each user's earlier text, on average over the cells."""
     name = f"{model}{reported.WITH_EARLIER_TEXT}"
     measured = [result.baselines[name] for result in found if name in result.baselines]
     return {_WITH_EARLIER_TEXT: statistics.fmean(measured)} if measured else {}
-
-
-def _means(measured: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Means over the cells, by column of a summary; none of what a cell has not."""
-    found = list(measured)
-    return {
-        column: statistics.fmean(one[name] for one in found)
-        for column, name in _KEYBOARD.items()
-        if all(one.get(name) is not None for one in found)
-    }
 
 
 def _write(path: pathlib.Path, columns: list[str], rows: list[dict[str, object]]) -> pathlib.Path:

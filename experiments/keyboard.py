@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import argparse
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import finetuning_text
+import numpy as np
+import suggestions
 
-from tff_dpftrl.models import export
+from tff_dpftrl.models import export, held_out, language_model, ngrams
 from tff_dpftrl.reports import results
 from tff_dpftrl.runs import manifest
-from tff_dpftrl.training import corpus, options, task
+from tff_dpftrl.training import corpus, options, task, text_task
 
 _TABLE = pathlib.Path(__file__).resolve().parent / "results" / "keyboard.csv"
 _SHOWN = "0.3"  # The threshold in the table.
+_NGRAMS = ("unigrams", "bigrams", "trigrams", "4-grams")
+_AT_A_TIME = 64  # Sequences.
 
 
 def _row(
@@ -42,6 +46,41 @@ def _row(
     }
 
 
+def of_model(
+    model: language_model.LanguageModel,
+    weights: Sequence[np.ndarray],
+    built: text_task.TextTask,
+    typed: suggestions.TypedWords,
+) -> dict[str, Any]:
+    """Measures a model on the held-out words."""
+    meter = suggestions.Meter(typed)
+
+    def add(rows: np.ndarray, positions: np.ndarray, shares: np.ndarray) -> np.ndarray:
+        meter.add(shares)
+        return shares
+
+    held_out.predict_words(
+        model, weights, built.special, built.held_out, batch_size=_AT_A_TIME, mix=add
+    )
+    return meter.result()
+
+
+def of_ngrams(
+    built: text_task.TextTask, typed: suggestions.TypedWords
+) -> dict[str, dict[str, Any]]:
+    """Measures n-grams, counted on all training users, on the held-out words, by name."""
+    counted = ngrams.NgramModel(
+        built.train.pooled(), built.special, built.words.size, max_order=len(_NGRAMS)
+    )
+    meters = {name: suggestions.Meter(typed) for name in _NGRAMS}
+    for start in range(0, len(built.held_out), _AT_A_TIME):
+        rows = built.held_out[start : start + _AT_A_TIME]
+        words = np.flatnonzero(built.special.is_word(rows[:, 1:]))
+        for meter, shares in zip(meters.values(), counted.probabilities(rows, words), strict=True):
+            meter.add(shares)
+    return {name: meter.result() for name, meter in meters.items()}
+
+
 def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(
@@ -53,15 +92,17 @@ def main() -> None:
     config = options.of_manifest(manifest.read(args.run), args.run)
     text = corpus.read(config.part(corpus.TextOptions))
     built = task.build_language_task(config.part(task.TaskOptions), text)
+    spelling = built.words.words if built.words.oov is not None else None
+    typed = suggestions.TypedWords.create(built.held_out, built.special, spelling)
     rows = []
     for given in args.models:
         name, _, path = given.partition("=")
         _, weights = export.read(pathlib.Path(path))
-        found = built.examine(weights)
-        every = found["earlier_text"]["all"]
-        rows.append(_row(name, every["model"], every["model_and_cache"], found["keyboard"]))
+        every = built.examine(weights)["earlier_text"]["all"]
+        found = of_model(built.model, weights, built, typed)
+        rows.append(_row(name, every["model"], every["model_and_cache"], found))
     top1 = built.baselines()
-    for name, found in built.keyboard_baselines().items():
+    for name, found in of_ngrams(built, typed).items():
         with_cache = top1.get(f"{name}{results.WITH_EARLIER_TEXT}")
         rows.append(_row(name, top1[name], with_cache, found))
     finetuning_text.write(_TABLE, rows)

@@ -1,6 +1,6 @@
-"""Puts the committed results into docs/experiments.md: `python experiments/page.py`.
+"""Puts the committed results into the pages of experiments: `python experiments/page.py`.
 
-The page is written by hand but for its tables. They stand between
+docs/experiments.md and experiments/RECORD.md are written by hand but for their tables, between
 
     <!-- table: NAME, AXIS, AXIS ... -->      <!-- heads: NAME -->
     <!-- end -->                         and  <!-- end -->
@@ -8,7 +8,8 @@ The page is written by hand but for its tables. They stand between
 The first has a row for each setting in results/NAME/summary.csv, with those axes, and one for
 each baseline; with shown=COLUMN in place of an axis also the share in that column, with
 without=baselines only the settings; the second how many of a model's ten likeliest words are
-frequent ones; a third, `csv: NAME`, is results/NAME.csv as it is; `cross: NAME, ROW, COLUMN ...`
+frequent ones; a third, `csv: NAME`, is results/NAME.csv,
+or with COLUMN=VALUE its rows of that value; `cross: NAME, ROW, COLUMN ...`
 has the losses in results/NAME.csv, means over seeds, for each value of one axis and each setting
 of others, or only those of AXIS=VALUE; with shown=COLUMN another column than the losses; with
 best=COLUMN only rows with the value of that column that has the least loss with seed 0. With
@@ -30,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from tff_dpftrl.accounting import display
 
 _HERE = pathlib.Path(__file__).resolve().parent
-PAGE = _HERE.parent / "docs" / "experiments.md"
+PAGES = (_HERE.parent / "docs" / "experiments.md", _HERE / "RECORD.md")
 _BLOCK = re.compile(
     r"(<!-- (?P<kind>table|heads|csv|cross): (?P<what>[^>]+) -->\n).*?(<!-- end -->)", re.DOTALL
 )
@@ -252,7 +253,9 @@ def render(page: str) -> str:
             case "cross":
                 made = cross(name, axes)
             case "csv":
+                only = dict(axis.split("=", 1) for axis in axes)
                 rows = _read(_HERE / "results" / f"{name}.csv")
+                rows = [row for row in rows if only.items() <= row.items()]
                 made = _markdown([list(rows[0]), *(list(row.values()) for row in rows)])
         return block[1] + made + block[4]
 
@@ -264,14 +267,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--check", action="store_true", help="Only say whether it is up to date.")
+    parser.add_argument(
+        "--check", action="store_true", help="Only say whether they are up to date."
+    )
     args = parser.parse_args()
-    before = PAGE.read_text(encoding="utf-8")
-    after = render(before)
+    before = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    after = {page: render(text) for page, text in before.items()}
     if args.check:
         print("up to date" if after == before else "not up to date: python experiments/page.py")
         return int(after != before)
-    PAGE.write_text(after, encoding="utf-8")
+    for page, text in after.items():
+        page.write_text(text, encoding="utf-8")
     return 0
 
 

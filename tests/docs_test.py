@@ -19,7 +19,15 @@ from tff_dpftrl.data import jsonl
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _DOCS = _ROOT / "docs"
 _PAGES = sorted(page for page in _DOCS.rglob("*.md") if ">>> " in page.read_text("utf-8"))
-_TEXTS = sorted([*_ROOT.glob("*.md"), *_DOCS.rglob("*.md"), *_ROOT.glob("tff_dpftrl/*/README.md")])
+_TEXTS = sorted(
+    [
+        *_ROOT.glob("*.md"),
+        *_DOCS.rglob("*.md"),
+        *_ROOT.glob("benchmarks/*.md"),
+        *_ROOT.glob("experiments/*.md"),
+        *_ROOT.glob("tff_dpftrl/*/README.md"),
+    ]
+)
 _OPERATORS = {"|", "&&", ";", "&", ">", ">>", "||", ")", "<"}
 _PARSER = main._build_parser()
 

@@ -47,6 +47,32 @@ _ALLOWED = {
         "runtime",
     ),
 }
+# Lines of each room, with its pages and scripts. Before you raise one, look for what can go.
+_LINES = {
+    "runtime": 30_250,
+    "auditing": 10_390,
+    "cli": 7_790,
+    "accounting": 7_440,
+    "finetuning": 7_160,
+    "training": 5_750,
+    "mechanisms": 5_680,
+    "models": 5_280,
+    "runs": 4_760,
+    "data": 4_540,
+    "execution": 3_190,
+    "secure_sums": 3_040,
+    "private_round": 2_960,
+    "aggregators": 2_740,
+    "sweeps": 2_570,
+    "learning": 2_440,
+    "participation": 2_230,
+    "reports": 1_680,
+    "top": 1_150,
+    "numpy_noise": 1_010,
+    "discretization": 420,
+}
+_LINES_OF_TESTS = 106_900
+_WORDS_OF_DOCUMENTS = 93_000
 # What runs on text have in common: options, corpus, models in folders. None of it trains a round.
 _TEXT_OF_TRAINING = (
     "corpus",
@@ -176,6 +202,33 @@ def test_imports_go_one_way(path):
     assert package in _ALLOWED, f"{package} is new: say in this test what it may import."
     allowed = {package, *_AT_THE_TOP, *_ALLOWED[package]}
     assert _ours(path) <= allowed, f"{package} must not import {_ours(path) - allowed}."
+
+
+def _size(folder: pathlib.Path, *endings: str, words: bool = False) -> int:
+    texts = [
+        path.read_text(encoding="utf-8")
+        for ending in endings
+        for path in folder.rglob(f"*.{ending}")
+        if not path.name.endswith("_pb2.py")
+    ]
+    return sum(len(text.split() if words else text.splitlines()) for text in texts)
+
+
+def test_nothing_outgrows_its_budget():
+    code = ("py", "js", "css")
+    sizes = {path.name: _size(path, *code) for path in _PACKAGE.iterdir() if path.is_dir()}
+    top = sum(len(path.read_text("utf-8").splitlines()) for path in _PACKAGE.glob("*.py"))
+    sizes = {room: size for room, size in sizes.items() if size} | {"top": top}
+    assert sizes.keys() == _LINES.keys()
+    budgets = {room: (size, _LINES[room]) for room, size in sizes.items()}
+    budgets["tests"] = (_size(_PACKAGE.parent / "tests", "py"), _LINES_OF_TESTS)
+    words = _size(_PACKAGE.parent / "docs", "md", words=True)
+    budgets["words of docs"] = (words, _WORDS_OF_DOCUMENTS)
+    above = {name: pair for name, pair in budgets.items() if pair[0] > pair[1]}
+    assert not above, f"Larger than their budgets: {above}. Remove something, or raise a budget."
+    # What was gained is kept: a budget follows the room that shrinks.
+    loose = {name: pair for name, pair in budgets.items() if 1.05 * pair[0] + 50 < pair[1]}
+    assert not loose, f"Lower the budgets of {loose} to what is needed now."
 
 
 @_of_every_module

@@ -6,6 +6,8 @@ import importlib.util
 import json
 import pathlib
 import re
+import shutil
+import subprocess
 import sys
 
 import pytest
@@ -121,7 +123,7 @@ def test_the_sidebar_has_the_order_of_the_front_page():
 
 def test_pictures_of_experiments_are_in_the_gallery_with_their_commands():
     gallery = (_DOCS / "gallery.md").read_text("utf-8")
-    experiments = (_DOCS / "experiments.md").read_text("utf-8")
+    record = (_DOCS.parent / "experiments" / "RECORD.md").read_text("utf-8")
     shown = re.findall(r"!\[([^]]+)\]\(([^)]+)\)\n\n\*([^*]+)\.\*", gallery)
     assert {path.name for path in (_DOCS / "experiments").glob("*.png")} <= {
         pathlib.PurePath(path).name for _, path, _ in shown
@@ -132,7 +134,7 @@ def test_pictures_of_experiments_are_in_the_gallery_with_their_commands():
     for command in commands:
         if command.startswith(("tff-dpftrl", "Q=")):
             for line in command.splitlines():
-                assert line in experiments
+                assert line in record
 
 
 def test_files_for_other_programs_are_links_of_their_pages():
@@ -140,6 +142,96 @@ def test_files_for_other_programs_are_links_of_their_pages():
     page = _text("reference/wire_protocol.md")
     for file in ("runtime/protocol/wire", "runtime/plans/plan", "secure_sums/secure_sum"):
         assert f"](../../tff_dpftrl/{file}.proto)" in page
+
+
+# Questions of newcomers, each with pages one of which answers it.
+_QUESTIONS = {
+    "how do I choose epsilon": ["choose_privacy"],
+    "how do I resume": ["resume"],
+    "can I use this with flower": ["from_flower", "other_frameworks"],
+    "how to load a csv": ["tables"],
+    "what is min_sep": ["participation", "glossary"],
+    "my run crashed, how do I continue": ["resume"],
+    "which mechanism should I use": ["which_mechanism"],
+    "what is a clip norm": ["adaptive_clipping", "glossary"],
+    "can I train a Keras model of my own": ["custom_models"],
+    "how do I fine-tune a Hugging Face model": ["checkpoints"],
+    "how do I fine-tune on my users' texts": ["how_to/finetuning"],
+    "how do I put the model on a phone with TensorFlow Lite": ["export"],
+    "does it work with PyTorch": ["other_frameworks"],
+    "how do I migrate from Opacus": ["from_opacus"],
+    "what does secure aggregation hide from the server": ["secure_aggregation"],
+    "how do I audit a run": ["audit_a_run"],
+    "how do I read the privacy statement": ["reading_a_statement"],
+    "what files are in the results folder": ["results_folder"],
+    "what is a neighbour": ["neighbours"],
+    "which python version do I need": ["environments"],
+    "how do I compare many learning rates in a sweep": ["sweeps"],
+    "what is not protected": ["limits"],
+    "what words do I put in the vocabulary": ["vocabulary"],
+    "how large is epsilon in published deployments": ["published_deployments"],
+    "run the server on two machines": ["two_machines"],
+}
+
+# What Sphinx puts before search_order.js, with a simpler stemmer.
+_BEFORE = """
+var stopwords = ["a", "and", "are", "at", "be", "for", "in", "is", "it", "of", "on", "or", "the",
+                 "this", "to", "with"];
+const Search = {};
+class Stemmer {
+  stemWord(word) {
+    return word.length > 4 ? word.replace(/(ing|ed|es|s|e)$/, "") : word;
+  }
+}
+"""
+# An index as Sphinx writes it, of pages as [name, text], and the three best pages of each question.
+_AFTER = """
+const {pages, questions} = JSON.parse(require("fs").readFileSync(0, "utf-8"));
+const stem = (word) => new Stemmer().stemWord(word);
+const index = {docnames: [], filenames: [], titles: [], terms: {}, titleterms: {}};
+const add = (terms, text, page) =>
+  splitWords(text).map(stem).forEach((term) => {
+    terms[term] = Object.hasOwn(terms, term) ? terms[term] : [];
+    if (!terms[term].includes(page)) terms[term].push(page);
+  });
+pages.forEach(([name, text], page) => {
+  const headings = text.replace(/^```.*?^```/gms, "").match(/^#+ .*$/gm) ?? [];
+  index.docnames.push(name);
+  index.filenames.push(name);
+  index.titles.push((headings[0] ?? "").replace(/^# /, ""));
+  headings.forEach((heading) => add(index.titleterms, heading, page));
+  add(index.terms, text, page);
+});
+Search._index = index;
+const best = questions.map((question) => {
+  const words = splitWords(question).filter((word) => !stopwords.includes(word)).map(stem);
+  const found = Search.performTermsSearch(new Set(words)).sort((a, b) => b[4] - a[4]);
+  return found.slice(0, 3).map((result) => result[0]);
+});
+console.log(JSON.stringify(best));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node, which runs the search")
+def test_the_search_answers_questions_in_plain_language(pages):
+    root = _DOCS.parent
+    paths = [*_DOCS.rglob("*.md"), *root.glob("*.md"), *root.glob("tff_dpftrl/*/README.md")]
+    texts = [(str(p.relative_to(root).with_suffix("")), p.read_text("utf-8")) for p in paths]
+    texts += [(name.removesuffix(".md"), text) for name, text in pages.items()]
+    done = subprocess.run(
+        ["node", "-e", _BEFORE + _text("search_order.js") + _AFTER],
+        input=json.dumps({"pages": texts, "questions": [*_QUESTIONS]}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = dict(zip(_QUESTIONS, json.loads(done.stdout), strict=True))
+    missed = {
+        question: found[question]
+        for question, right in _QUESTIONS.items()
+        if not any(page.endswith(name) for page in found[question] for name in right)
+    }
+    assert not missed
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Reader of untrusted archives of arrays (`.npz`), with bounded memory.
 
-`numpy.load` without pickle runs no code of a file, but trusts its sizes: it allocates any
-shape, and unpacks any amount of compressed data. Here an array is as large as the part of
-the file that holds it, as `numpy.savez` writes it.
+`numpy.load` without pickle runs no code of a file, but trusts its sizes. Here an array is as large
+as the part of the file that holds it, as `numpy.savez` writes it.
 """
 
 from __future__ import annotations
@@ -46,18 +45,10 @@ def aligned(shape: Sequence[int], dtype: np.dtype, *, zero: bool = False) -> np.
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Reads all arrays of an archive that is not compressed.
+    """Reads all arrays of an archive that is not compressed, by name, writable.
 
-    Args:
-      path: Path of the archive.
-
-    Returns:
-      The arrays by name, writable.
-
-    Raises:
-      ValueError: If the file is not such an archive, is damaged or compressed, holds anything
-        but arrays of plain values, or claims that they are larger than the file.
-      OSError: If the file cannot be read.
+    Refused are damaged or compressed archives, values other than plain ones, and arrays that claim
+    to be larger than the file.
     """
     return dict(each(path))
 

@@ -1,8 +1,7 @@
 """Tensors of arrays, without the copies that TensorFlow makes of an array.
 
-`tf.convert_to_tensor` of a large array takes memory for two further ones, and keeps both. Here a
-tensor takes the memory of the array itself, if that is aligned as TensorFlow's kernels want it, or
-of one aligned copy.
+`tf.convert_to_tensor` of a large array makes two copies, and keeps both. Here a tensor takes the
+memory of the array itself, if that is aligned as TensorFlow's kernels want it, or of one copy.
 """
 
 from __future__ import annotations
@@ -20,12 +19,8 @@ _MIN_BYTES = 65_536
 def tensor(array: np.ndarray) -> tf.Tensor:
     """Makes a tensor of an array, on the CPU.
 
-    Args:
-      array: Array. It must not be changed while the tensor, or one that TensorFlow made of it
-        without a copy, is in use.
-
-    Returns:
-      The tensor.
+    The array must not be changed while the tensor, or one that TensorFlow made of it without a
+    copy, is in use.
     """
     with tf.device("/CPU:0"):
         if array.nbytes < _MIN_BYTES or array.dtype.kind not in "iuf":

@@ -23,16 +23,8 @@ _SUFFIX = ".unfinished"
 def replacing(path: str | os.PathLike[str], *, private: bool = False) -> Iterator[BinaryIO]:
     """Opens a new file that takes the place of `path` when the block ends without an error.
 
-    Args:
-      path: Path of the file; its folder must exist. An existing file is replaced in one step.
-      private: Whether only the owner may read the file; otherwise the umask decides.
-
-    Yields:
-      The new file, open for writing.
-
-    Raises:
-      OSError: If the disk is full or the folder is not writable. An existing file is
-        unchanged then.
+    The folder must exist. An existing file is replaced in one step, and unchanged if the disk is
+    full or the folder not writable. With `private`, only the owner may read the file.
     """
     path = pathlib.Path(path)
     with naming(path.parent, lambda: path.name, private=private) as file:
@@ -45,18 +37,8 @@ def naming(
 ) -> Iterator[BinaryIO]:
     """Opens a new file whose name is not known before it is written, like `replacing`.
 
-    Args:
-      folder: Folder of the file; it must exist.
-      name: Function that returns the file's name. It is called once, when the whole content
-        is on the disk.
-      private: Whether only the owner may read the file; otherwise the umask decides.
-
-    Yields:
-      The new file, open for writing; other writers can open it by its attribute `name`.
-
-    Raises:
-      OSError: If the disk is full or the folder is not writable. An existing file is
-        unchanged then.
+    `name` is called once, when the whole content is on the disk. Other writers can open the file by
+    its attribute `name`.
     """
     folder = pathlib.Path(folder)
     temporary = folder / f".{secrets.token_hex(8)}{_SUFFIX}"
@@ -83,14 +65,8 @@ def write(path: str | os.PathLike[str], content: bytes, *, private: bool = False
 def append(path: str | os.PathLike[str], content: bytes) -> None:
     """Appends to a file that exists, and waits until the content is on the disk.
 
-    Args:
-      path: The file.
-      content: Bytes to append. A crash may leave a part of them, so that readers must be able
-        to tell a part from the whole.
-
-    Raises:
-      OSError: If the disk is full or the file is not writable; the file may end with a part
-        of the content then.
+    A crash or an error may leave a part of the content: readers must be able to tell it from the
+    whole.
     """
     with open(path, "r+b") as file:
         file.seek(0, os.SEEK_END)
@@ -103,17 +79,9 @@ def append(path: str | os.PathLike[str], content: bytes) -> None:
 def new_folder(path: str | os.PathLike[str], *, replace: bool = False) -> Iterator[pathlib.Path]:
     """Makes a folder that gets its name when the block ends without an error.
 
-    Args:
-      path: Path of the folder; its parent must exist.
-      replace: Whether to replace an existing folder with all its content. A crash
-        between two renamings may leave the old folder under a temporary name beside it.
-
-    Yields:
-      An empty folder beside `path`, to be filled.
-
-    Raises:
-      OSError: If the disk is full, the parent is not writable, or `path` exists and is not
-        to be replaced. An existing folder is unchanged then.
+    Within the block it is an empty folder beside `path`. With `replace`, it replaces an existing
+    folder with all its content. A crash between two renamings may leave the old folder under a
+    temporary name beside it; after an error the old one is unchanged.
     """
     path = pathlib.Path(path)
     new, old = (path.parent / f".{secrets.token_hex(8)}{_SUFFIX}" for _ in range(2))
@@ -142,16 +110,9 @@ def new_folder(path: str | os.PathLike[str], *, replace: bool = False) -> Iterat
 
 @contextlib.contextmanager
 def locked(path: str | os.PathLike[str]) -> Iterator[bool]:
-    """Tries to hold a lock, which is free again when the process ends.
+    """Tries to hold a lock, free again when the process ends; yields whether this process holds it.
 
-    Args:
-      path: Path of the lock file; made, for the owner only, if missing.
-
-    Yields:
-      Whether this process holds the lock; another process does if not.
-
-    Raises:
-      OSError: If the file cannot be used.
+    The lock file is made, for the owner only, if missing.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -187,11 +148,7 @@ def is_leftover(path: str | os.PathLike[str]) -> bool:
 
 
 def remove_leftovers(folder: str | os.PathLike[str]) -> None:
-    """Removes temporary files of killed processes; no process may be writing there now.
-
-    Args:
-      folder: Folder whose only writer is the caller; nothing happens if it is missing.
-    """
+    """Removes temporary files of killed processes from a folder whose only writer is the caller."""
     for leftover in pathlib.Path(folder).glob(f".*{_SUFFIX}"):
         if leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)

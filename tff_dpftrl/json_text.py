@@ -17,17 +17,10 @@ _MOST_LEVELS = 100
 
 
 def parse(text: str | bytes) -> Any:
-    """Parses JSON.
+    """Parses JSON; refuses more than 100 nested levels. Bytes are UTF-8, UTF-16 or UTF-32.
 
-    Args:
-      text: JSON text, with a byte-order mark or without; bytes are UTF-8, UTF-16 or UTF-32.
-
-    Returns:
-      The value. As in `json.loads`, the last value of a repeated name counts, and NaN is
-      accepted.
-
-    Raises:
-      ValueError: If the text is not JSON, or nested more than 100 levels deep.
+    A byte-order mark may come first. As in `json.loads`, the last value of a repeated name counts,
+    and NaN is accepted.
     """
     try:
         value = json.loads(text.removeprefix("\ufeff") if isinstance(text, str) else text)
@@ -49,19 +42,10 @@ def read_object(
     max_bytes: int = validation.MAX_FILE_BYTES,
     remedy: str = "Restore it.",
 ) -> dict[str, Any]:
-    """Reads the JSON object that a program wrote to a file.
+    """Reads the JSON object that a program wrote to a file of at most `max_bytes` bytes.
 
-    Args:
-      path: The file, in UTF-8.
-      folder: Folder that it is in or below, which links may not lead out of; by default the next.
-      max_bytes: Largest size of the file in bytes. Its values can take 30 times as much memory.
-      remedy: Sentence that ends the error's message.
-
-    Returns:
-      The values by name.
-
-    Raises:
-      UsageError: If `validation.file_in` refuses the file, or it holds no JSON object.
+    Links may not lead out of `folder`, by default the file's. `remedy` ends the error's message.
+    The values can take 30 times as much memory as the file.
     """
     folder = path.parent if folder is None else folder
     validation.file_in(folder, str(path.relative_to(folder)), max_bytes=max_bytes, remedy=remedy)
@@ -83,17 +67,8 @@ def read_outside(
 ) -> dict[str, Any]:
     """Reads the JSON object that another program, or another person, wrote to a file.
 
-    Args:
-      path: The file, in UTF-8.
-      folder: Folder that it is in or below, which links may not lead out of; by default the next.
-      max_bytes: Largest size of the file in bytes.
-      remedy: Sentence that ends the error's message.
-
-    Returns:
-      The values by name. All numbers are within the range of a float, and all texts can be encoded.
-
-    Raises:
-      UsageError: If `validation.file_in` refuses the file, or it holds no such object.
+    Links may not lead out of `folder`, by default the file's. All numbers are within the range of a
+    float, and all texts can be encoded.
     """
     content = read_object(path, folder=folder, max_bytes=max_bytes, remedy=remedy)
     _check_plain(content, f"{path}: ", remedy)

@@ -63,14 +63,6 @@ def _command(wanted: list[str]) -> str:
 
 
 def require(what: str, *modules: str) -> None:
-    """Refuses work for lack of packages, before any of the work is done.
-
-    Args:
-      what: The work, as the subject of a sentence.
-      *modules: Names of the modules that it needs.
-
-    Raises:
-      UsageError: If one of them is not installed.
-    """
+    """Refuses `what`, the subject of a sentence, if one of the modules is missing."""
     if missing := list(filter(is_missing, modules)):
         raise validation.UsageError(f"{what} needs {remedy(*missing)}.")

@@ -13,15 +13,7 @@ if TYPE_CHECKING:
 
 
 def new_figure(width: float, height: float) -> figure_lib.Figure:
-    """Makes an empty figure, which no window of pyplot shows.
-
-    Args:
-      width: Width in inches.
-      height: Height in inches.
-
-    Returns:
-      The figure.
-    """
+    """Makes an empty figure, sizes in inches, which no window of pyplot shows."""
     if "matplotlib" not in sys.modules:  # Its import refuses an unknown MPLBACKEND.
         backend = os.environ.pop("MPLBACKEND", None)
         try:
@@ -50,17 +42,9 @@ def write(
     form: str = "png",
     private: bool = False,
 ) -> None:
-    """Writes a figure in one step.
+    """Writes a figure in one step; after an error an existing file is unchanged.
 
-    Args:
-      path: Path of the file; its folder must exist.
-      figure: The figure.
-      dpi: Dots per inch.
-      form: Format, one that Matplotlib knows.
-      private: Whether only the owner may read the file; otherwise the umask decides.
-
-    Raises:
-      OSError: If the file cannot be written; an existing one is unchanged then.
+    `form` is a format that Matplotlib knows. With `private`, only the owner may read the file.
     """
     with durable_files.replacing(path, private=private) as file:
         figure.savefig(file, format=form, dpi=dpi)

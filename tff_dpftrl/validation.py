@@ -44,20 +44,7 @@ def _message(name: str, wanted: str, value: Any, remedy: str) -> str:
 
 
 def integer(name: str, value: Any, *, minimum: int | None = None, remedy: str = "") -> int:
-    """Checks for an integer of at least `minimum`, of any type with `__index__` but bool.
-
-    Args:
-      name: Name of the argument, for the message.
-      value: Value that the caller gave.
-      minimum: Smallest allowed value; None if there is none.
-      remedy: Sentence on what to do, which ends the message.
-
-    Returns:
-      The value as an `int`.
-
-    Raises:
-      UsageError: If it is not such an integer.
-    """
+    """Returns an integer of at least `minimum`, of any type but bool with `__index__`."""
     try:
         as_int = operator.index(value)
     except TypeError:
@@ -79,23 +66,7 @@ def number(
     below: float | None = None,
     remedy: str = "",
 ) -> float:
-    """Checks for a finite real number within bounds.
-
-    Args:
-      name: Name of the argument, for the message.
-      value: Value that the caller gave.
-      at_least: Smallest allowed value; None if there is none.
-      above: Bound that the value must exceed; None if there is none.
-      at_most: Largest allowed value; None if there is none.
-      below: Bound that the value must stay below; None if there is none.
-      remedy: Sentence on what to do, which ends the message.
-
-    Returns:
-      The value as a `float`.
-
-    Raises:
-      UsageError: If it is not such a number; NaN and infinities are not.
-    """
+    """Returns a finite real number within bounds as a float; refuses others."""
     bounds = [
         text
         for text, bound in (
@@ -124,18 +95,7 @@ def number(
 
 
 def numbers(name: str, values: Any) -> tuple[float, ...]:
-    """Checks for a sequence of numbers, finite or not.
-
-    Args:
-      name: Name of the argument, for the message.
-      values: Values that the caller gave.
-
-    Returns:
-      The values, each as a `float`.
-
-    Raises:
-      UsageError: If it is not a sequence, or an entry is not a number.
-    """
+    """Returns a sequence of numbers, finite or not, each as a float; refuses others."""
     try:
         return tuple(float(value) for value in values)
     except (TypeError, ValueError, OverflowError):
@@ -153,56 +113,29 @@ def probability(name: str, value: Any, *, remedy: str = "") -> float:
 
 
 def learning_rate(name: str, value: Any) -> float:
-    """Checks for a number above 0 that float32 holds, in which optimizers compute.
-
-    Raises:
-      UsageError: If it is not such a number.
-    """
+    """Checks for a number above 0 that float32 holds, in which optimizers compute."""
     remedy = "Optimizers compute in float32: take a number within its range."
     return number(name, value, at_least=1e-37, at_most=1e38, remedy=remedy)
 
 
 def clip_norm(name: str, value: Any) -> float:
-    """Checks for a clip norm in [`MIN_CLIP_NORM`, `MAX_CLIP_NORM`].
-
-    Raises:
-      UsageError: If it is not such a number.
-    """
+    """Checks for a clip norm in [`MIN_CLIP_NORM`, `MAX_CLIP_NORM`]."""
     remedy = "Rescale the updates if their norms are that small or large."
     return number(name, value, at_least=MIN_CLIP_NORM, at_most=MAX_CLIP_NORM, remedy=remedy)
 
 
 def noise_multiplier(value: Any, name: str = "noise_multiplier") -> float:
-    """Checks for a finite number of at least 0; 0 means no noise and no privacy.
-
-    Raises:
-      UsageError: If it is not such a number.
-    """
+    """Checks for a finite number of at least 0; 0 means no noise and no privacy."""
     return number(name, value, at_least=0, remedy="0 means no noise, and no privacy.")
 
 
 def delta(value: Any, name: str = "delta") -> float:
-    """Checks for the δ of an (ε, δ) statement, strictly between 0 and 1.
-
-    Raises:
-      UsageError: If it is not such a number.
-    """
+    """Checks for the δ of an (ε, δ) statement, strictly between 0 and 1."""
     return number(name, value, above=0, below=1, remedy="Try 1e-10.")
 
 
 def seed(name: str, value: Any) -> int | None:
-    """Checks for the seed of a run's noise: None, or an integer in [0, 2^128).
-
-    Args:
-      name: Name of the argument, for the message.
-      value: Value that the caller gave.
-
-    Returns:
-      The value as an `int`; None if it is None.
-
-    Raises:
-      UsageError: If it is neither.
-    """
+    """Checks for the seed of a run's noise: None, or an integer in [0, 2^128)."""
     if value is None:
         return None
     try:
@@ -216,16 +149,9 @@ def seed(name: str, value: Any) -> int | None:
 
 
 def float_dtype(name: str, dtype: Any) -> None:
-    """Checks for a dtype to which real noise can be added, of any framework.
+    """Checks for a dtype, of any framework, to which real noise can be added.
 
     The imaginary part of a complex number would have no noise, and an integer would round it.
-
-    Args:
-      name: Name of the tensors, for the message.
-      dtype: Dtype of NumPy, TensorFlow, JAX or PyTorch.
-
-    Raises:
-      UsageError: If its numbers are not floats.
     """
     shown = str(getattr(dtype, "name", dtype)).rpartition(".")[2]
     if not shown.startswith(("float", "bfloat")):
@@ -242,21 +168,11 @@ def file_in(
     max_bytes: int | None = MAX_FILE_BYTES,
     remedy: str = "Restore it.",
 ) -> pathlib.Path:
-    """Checks a file of a folder from outside, before anything is opened.
+    """Checks a file of a folder from outside, before anything is opened; returns its path.
 
-    Args:
-      folder: The folder.
-      name: Name of the file in the folder, perhaps from a list that the folder holds. Untrusted.
-      max_bytes: Largest size of the file in bytes; None if any will do.
-      remedy: Sentence on what to do, which ends the message.
-
-    Returns:
-      The path of the file.
-
-    Raises:
-      UsageError: If it is missing or too large, is no regular file, or lies outside of the folder.
-        A link may lead to another file of the folder, or to where `huggingface_hub` keeps the
-        files of the same repository.
+    `name` is untrusted. Refused are files that are missing, larger than `max_bytes`, not regular,
+    or outside of the folder. A link may lead to another file of the folder, or to where
+    `huggingface_hub` keeps the files of the same repository.
     """
     path = pathlib.Path(folder, name)
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from tff_dpftrl.accounting import budget_shares, composition, statement
@@ -30,6 +30,9 @@ The privacy statement of each kind of run, as in `privacy_statement.md`, but wit
 `privacy_statement.json` says the same for programs, by a [schema](privacy_statement.schema.json).
 All figures are of made-up runs that trained nothing. A test renders this page again. For scale, see
 [published deployments](../explanation/published_deployments.md).
+
+The first statement is whole. Of each other one, the page has the guarantee, and the lines that no
+statement above it has in the same section.
 """
 _WIDTH = 118  # Characters in a line, after the quotation mark.
 _NUM_USERS = 20_000
@@ -217,14 +220,44 @@ def _wrapped(line: str) -> list[str]:
     ) or [""]
 
 
+def _sections(text: str) -> dict[str, list[str]]:
+    """Splits a statement into the lines of its sections, by heading; "" is the beginning."""
+    sections: dict[str, list[str]] = {"": []}
+    heading = ""
+    for line in text.split("\n"):
+        if line.startswith("## "):
+            heading = line
+            sections[heading] = []
+        else:
+            sections[heading].append(line)
+    return sections
+
+
+def _new_lines(text: str, known: Mapping[str, set[str]]) -> list[str]:
+    """Keeps the guarantee, and of other sections the lines that no earlier statement has there."""
+    kept = []
+    for heading, lines in _sections(text).items():
+        new = [line for line in lines if line and line not in known.get(heading, ())]
+        if heading == "## Guarantee" or any(line.startswith("|") for line in new):
+            new = lines[1:-1]  # Whole, without the empty lines around it.
+        if new:
+            kept += ([heading, ""] if heading else []) + [*new, ""]
+    return kept[:-1]
+
+
 def page() -> str:
     """Renders docs/reference/statements.md."""
     parts = [_HEAD]
+    known: dict[str, set[str]] = {}
     for title, example in examples():
         parts.append(f"## {title}\n")
-        lines = itertools.chain.from_iterable(map(_wrapped, example.to_markdown().split("\n")))
-        parts.append("\n".join(f"> {line}".rstrip() for line in lines))
-    return "\n".join(parts) + "\n"
+        text = example.to_markdown()
+        shown = _new_lines(text, known) if known else text.rstrip("\n").split("\n")
+        for heading, section in _sections(text).items():
+            known.setdefault(heading, set()).update(section)
+        lines = itertools.chain.from_iterable(map(_wrapped, shown))
+        parts.append("\n".join(f"> {line}".rstrip() for line in lines) + "\n")
+    return "\n".join(parts)
 
 
 if __name__ == "__main__":

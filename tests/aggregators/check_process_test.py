@@ -16,7 +16,7 @@ from tff_dpftrl.aggregators import check_process as check_process_lib
 from tff_dpftrl.aggregators import dp_ftrl, release_registry
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import blt, identity, tree
-from tff_dpftrl.private_round import clipping, fixed_clip
+from tff_dpftrl.private_round import clipping, fixed_clip, seeds
 
 LeakKind = check_process_lib.LeakKind
 check_process = tff_dpftrl.check_process
@@ -281,6 +281,14 @@ def test_other_clients_values_are_followed_through_the_clipping():
 
     leaks = _leaks(tff.templates.AggregationProcess(inner.initialize, next_fn))
     assert (LeakKind.OTHER_NOISE, "result") in leaks
+
+
+def test_noise_from_a_file_is_not_private(tmp_path):
+    with seeds.reading(str(tmp_path / "bits")):
+        process = _ours().create(_TYPE)
+    (leak,) = check_process(process).leaks
+    assert "comes from a file, and not from the operating system" in str(leak)
+    assert not check_process(_ours().create(_TYPE)).leaks
 
 
 def _clip_and_release():

@@ -132,6 +132,13 @@ def test_a_resumed_loop_goes_on_as_if_nothing_had_happened():
     np.testing.assert_array_equal(np.concatenate([first, rest]), whole)
 
 
+def test_branches_of_a_loop_have_other_noise():
+    query = dp_query.DPFTRLAverageQuery(_fixed().private_round, _SPECS)
+    _, _, state = _run(query, 2)
+    one, other = (_run(query, 2, state=state, first=2)[0] for _ in range(2))
+    assert not np.any(one == other)
+
+
 def test_every_run_has_a_seed_of_its_own():
     query = dp_query.DPFTRLAverageQuery(_fixed().private_round, _SPECS)
     assert not np.array_equal(_run(query, 1)[0], _run(query, 1)[0])

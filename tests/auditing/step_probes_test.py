@@ -269,9 +269,10 @@ def test_rows_that_are_not_clipped_are_found():
 def test_of_steps_that_cannot_be_replayed_nobody_says_what_a_unit_adds():
     found = _audit(_build(_SAMPLED, _GHOST, kind=_NoiseWithoutSeed))
     assert not found.is_violated
-    assert [one.test for one in found.findings if one.outcome == "not tested"] == [
-        "what one unit adds"
-    ]
+    (missed,) = (one for one in found.findings if one.outcome == "not tested")
+    assert missed.test == "what one unit adds" and "the sensitivity is not known" in missed.says
+    everything = f"{_NUM_STEPS} of {_NUM_STEPS} steps for the sensitivity"
+    assert everything in found.headline
 
 
 def test_what_cannot_be_audited_is_refused():

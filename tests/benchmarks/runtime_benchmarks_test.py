@@ -50,10 +50,10 @@ def test_sessions_run(monkeypatch, capsys):
     assert "a new connection: " in printed
 
 
-def test_the_page_shows_what_planning_prints(monkeypatch, capsys):
+def test_the_record_shows_what_planning_prints(monkeypatch, capsys):
     _run(monkeypatch, "runtime_planning")
     printed = capsys.readouterr().out
-    page = (_ROOT / "docs" / "explanation" / "runtime.md").read_text("utf-8")
+    page = (_BENCHMARKS / "RUNTIME.md").read_text("utf-8")
     assert printed.strip() in page
 
 

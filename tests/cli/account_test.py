@@ -154,8 +154,6 @@ def test_dp_sgd_needs_no_mechanism_and_no_separation(capsys):
     [
         ["bins", "--bins", "4", "--mechanism", "bandfhu", "--bands", "2"],
         ["b-min-sep", "--min-sep", "4", "--sampling-probability", "0.1", "--mechanism", "identity"],
-        ["allocation", "--rounds-per-client", "2"],
-        ["truncated", "--sampling-probability", "0.1", "--clients", "90", "--largest-cohort", "40"],
     ],
     ids=lambda flags: flags[0],
 )

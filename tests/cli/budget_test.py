@@ -11,7 +11,7 @@ from tff_dpftrl.cli import budget, main
 from tff_dpftrl.mechanisms import blt, branches
 from tff_dpftrl.participation import ledger
 from tff_dpftrl.participation import schema as schema_lib
-from tff_dpftrl.runs import manifest
+from tff_dpftrl.runs import cohort_seed, manifest
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import corpus
 
@@ -65,8 +65,9 @@ def test_a_run_that_has_lost_its_options_counts(tmp_path, data, capsys):
 
 def _choose(folder, data, *, epsilon=8.0, runs=3):
     (folder / "private").mkdir(parents=True)
-    plan = {"epsilon": epsilon, "digests": {}}
-    record = {"options": {}, "axes": [["data", [str(data)]]], "delta": 1e-6, "plan": plan}
+    plan, axes = {"epsilon": epsilon, "digests": {}}, [["data", [str(data)]]]
+    drawn = [len(folder.name)]  # Of each choice another one.
+    record = {"options": {}, "axes": axes, "delta": 1e-6, "plan": plan, "drawn": drawn}
     (folder / "private" / "selection.json").write_text(json.dumps(record))
     for number in range(runs):
         _run(folder / "private" / "cells" / f"run={number}", data, epsilon=4.0)
@@ -235,6 +236,88 @@ def test_a_backup_that_was_not_continued_costs_nothing(tmp_path, data, capsys):
         gaussian.epsilon(gaussian.mu_from_rho(0.1 * _SQUARED), 1e-6)
     )
     assert "share 3 rounds: charged as one" in text
+
+
+_EVALUATION = {"parts": [{"name": "evaluation of held-out users"}]}
+
+
+def test_a_backup_whose_evaluations_may_have_been_made_again_is_charged(tmp_path, data, capsys):
+    results = tmp_path / "results"
+    _forked(results, data, ended=False, **_EVALUATION)
+    _commit(results / "b", range(3, 6))
+    shown, text = _spent(data, results, capsys)
+    mu = gaussian.mu_from_rho(0.2 * _SQUARED)
+    assert shown["total"]["epsilon"] == pytest.approx(gaussian.epsilon(mu, 1e-6))
+    assert "share 3 rounds: each is charged by itself." in text
+
+
+def test_evaluations_of_a_backup_with_the_same_noise_have_no_guarantee(tmp_path, data, capsys):
+    _forked(tmp_path / "results", data, noise_version=2, ended=False, **_EVALUATION)
+    assert _budget(data, tmp_path, "--max-epsilon", "1000") == budget.ABOVE
+    assert "share 3 rounds: nothing is promised" in capsys.readouterr().out
+
+
+def test_a_backup_that_states_more_than_the_run_is_charged(tmp_path, data, capsys):
+    results = tmp_path / "results"
+    _forked(results, data, ended=False)
+    path = results / "a" / "privacy_statement.json"
+    stated = json.loads(path.read_text()) | {"rho_zcdp": 0.3 * _SQUARED}
+    path.write_text(json.dumps(stated))
+    _commit(results / "b", range(3, 6))
+    shown, _ = _spent(data, results, capsys)
+    mu = gaussian.mu_from_rho(0.4 * _SQUARED)
+    assert shown["total"]["epsilon"] == pytest.approx(gaussian.epsilon(mu, 1e-6))
+
+
+def _lose_ledger(folder):
+    (folder / "private" / "ledger.sqlite").write_text("damaged")
+
+
+@pytest.mark.parametrize(
+    "differs", [{"noise_version": 2}, {"rho_zcdp": None}, {}], ids=["old", "sampled", "fresh"]
+)
+def test_copies_of_which_a_ledger_is_not_readable_are_not_taken_for_two_runs(
+    tmp_path, data, capsys, differs
+):
+    results = tmp_path / "results"
+    _forked(results, data, **differs)
+    _lose_ledger(results / "b")
+    status = _budget(data, results, "--max-epsilon", "1000")
+    text = capsys.readouterr().out
+    assert f"no ledger can be read in {results / 'b'} (another process may have it open)" in text
+    if differs:
+        assert status == budget.ABOVE and ": nothing is promised, since" in text
+    else:  # Their noise is fresh: no shared round is charged less than twice.
+        assert status == 0 and ": each is charged by itself." in text
+
+
+def test_a_ledger_in_use_is_not_taken_for_that_of_another_run(tmp_path, data, capsys):
+    results = tmp_path / "results"
+    _forked(results, data, noise_version=2)
+    with ledger.Ledger.open(results / "a" / "private" / "ledger.sqlite", _SCHEMA):
+        assert _budget(data, results, "--max-epsilon", "1000") == budget.ABOVE
+    assert f"no ledger can be read in {results / 'a'}" in capsys.readouterr().out
+
+
+def test_other_runs_of_the_same_options_are_told_by_their_secret_seeds(tmp_path, data, capsys):
+    results = tmp_path / "results"
+    _forked(results, data, rho_zcdp=None)
+    for name in "ab":
+        _lose_ledger(results / name)
+        cohort_seed.create(results / name / "private")
+    assert _budget(data, results, "--max-epsilon", "1000") == 0
+    shutil.copy(results / "a" / "private" / "cohort_seed", results / "b" / "private")
+    assert _budget(data, results, "--max-epsilon", "1000") == budget.ABOVE
+    assert ": nothing is promised, since" in capsys.readouterr().out
+
+
+def test_copies_of_a_choice_have_no_guarantee(tmp_path, data, capsys):
+    _choose(tmp_path / "chosen", data)
+    assert _budget(data, tmp_path, "--max-epsilon", "8") == 0
+    shutil.copytree(tmp_path / "chosen", tmp_path / "again")
+    assert _budget(data, tmp_path, "--max-epsilon", "1000") == budget.ABOVE
+    text = capsys.readouterr().out
+    assert "the budget does not cover choices that are made twice" in text
 
 
 @pytest.mark.parametrize(

@@ -353,7 +353,7 @@ def test_a_plot_in_an_unknown_format_is_refused_first(capsys, tmp_path, monkeypa
         ([*_TARGET, "--budget-shares", "vocabulary=0.5,metrics=0.5"], "nothing for the weights"),
         ([*_TARGET, "--budget-shares", "words=0.1"], "no part: take vocabulary, metrics"),
         ([*_KNOWN, "--target-rho", "1", "--budget-shares", "metrics"], "of --target-epsilon"),
-        ([*_SAMPLED, "truncated", "--budget-shares", "metrics"], "the sampling 'truncated'"),
+        ([*_SAMPLED, "bins", "--budget-shares", "metrics"], "the sampling 'bins'"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(arguments, message, capsys):

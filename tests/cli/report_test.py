@@ -73,34 +73,6 @@ def test_head_words_are_printed_as_a_table(folder, capsys):
     (folder / "held_out.json").unlink()
 
 
-def test_keyboards_are_printed_as_a_table(folder, capsys):
-    found = {"users": 3, "sequences": 9, "words": 20}
-    found["accuracy_by_user"] = {"top1_in_vocab": {"users": 0, "quantiles": {}}}
-    found["head_words"] = {"top": 1, "histograms": {"10": [0.25, 0.75]}}
-    found["keyboard"] = {"picked_at_3": 0.4, "triggered": 0.25, "decoder": None, "rescored": 0.75}
-    report_lib.write_held_out(folder, 4, found)
-    path = folder / "private" / "keyboard_baselines.json"
-    path.write_text(json.dumps({"trigrams": {**found["keyboard"], "picked_at_3": 0.5}}))
-    assert main.main(["report", str(folder)]) == 0
-    printed = capsys.readouterr().out
-    lines = [line.split() for line in printed.splitlines()]
-    assert ["picked_at_3", "triggered", "decoder", "rescored"] in lines
-    assert ["model", "40.0%", "25.0%", "–", "75.0%"] in lines
-    assert ["trigrams", "50.0%", "25.0%", "–", "75.0%"] in lines
-    assert "three suggestions hold 40.0% of next words" in printed
-    assert main.main(["report", str(folder), "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["keyboard_baselines"]["trigrams"]["rescored"] == 0.75
-    for content, name in (('{"trigrams": {}}', path.name), ("[", path.name)):
-        path.write_text(content)
-        assert main.main(["report", str(folder)]) == 2
-        assert f"{name} is damaged" in capsys.readouterr().err
-    path.unlink()
-    report_lib.write_held_out(folder, 4, {**found, "keyboard": {"picked_at_3": "many"}})
-    assert main.main(["report", str(folder)]) == 2
-    assert "held_out.json is damaged" in capsys.readouterr().err
-    (folder / "held_out.json").unlink()
-
-
 def test_a_run_under_way_is_refused(folder, capsys):
     ledger = folder / "private" / "ledger.sqlite"
     with contextlib.closing(ledger_file.connect(ledger, exclusive=True)):

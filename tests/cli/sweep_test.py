@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import functools
 import json
 import math
 import os
@@ -20,12 +19,10 @@ from tests.finetuning import toy_finetuning
 from tests.reports import listed_files
 from tests.sweeps import fake_train
 from tff_dpftrl import packages
-from tff_dpftrl.accounting import planner
 from tff_dpftrl.accounting import selection as selection_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.auditing.recount import run_folder
 from tff_dpftrl.cli import config_flags, main
-from tff_dpftrl.mechanisms import tree
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import plots, population_check, running, selection, selection_plan
 from tff_dpftrl.training import config as config_lib
@@ -157,8 +154,6 @@ def test_fine_tuning_is_swept_by_the_same_means(sweep, capsys, monkeypatch):
     assert set(map(tuple, _starts().values())) == {("begin",)} and len(_starts()) == 8
     assert main.main([*command[:2], *command[3:]]) == 2
     assert "run.toml names num_steps, an option of finetune" in capsys.readouterr().err
-    assert main.main([*command, "--target-accuracy", "0.2", "--population", "9"]) == 2
-    assert "plans the training by devices" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -179,9 +174,6 @@ def test_fine_tuning_is_swept_by_the_same_means(sweep, capsys, monkeypatch):
         ([*_OVER, "--initial-weights", "nowhere"], "noise_multiplier=1, seed=0: initial_weights"),
         ([*_OVER, "--model", "own"], "seed=0: model 'own' is a custom model"),
         ([*_OVER, "--ray-workers", "0"], "ray_workers"),
-        ([*_OVER, "--target-accuracy", "0.1"], "go together"),
-        ([*_OVER, "--target-accuracy", "15", "--population", "9"], "It is a share"),
-        ([*_OVER, "--target-accuracy", "0.1", "--population", "9"], "no report goal can be kept"),
     ],
 )
 def test_mistakes_are_found_before_any_work(sweep, capsys, arguments, message):
@@ -257,10 +249,6 @@ def test_nothing_is_released_before_all_runs_have_ended(sweep, chooses, capsys, 
         ),
         ([*_SELECT, "--select-largest", "4"], "is below the expected one, 10"),
         ([*_SELECT, "--stop-at-accuracy", "0.2"], "held-out users would decide"),
-        (
-            [*_SELECT, "--target-accuracy", "0.1", "--population", "9"],
-            "--target-accuracy compares all cells",
-        ),
     ],
 )
 def test_what_a_choice_cannot_have_is_refused(sweep, chooses, capsys, arguments, message):
@@ -278,35 +266,6 @@ def test_without_an_axis_there_is_no_sweep(sweep, capsys):
     with pytest.raises(SystemExit):
         sweep()
     assert "--over" in capsys.readouterr().err
-
-
-def test_a_target_leads_to_plans(sweep, capsys, monkeypatch):
-    quick = functools.partial(planner.make_plans, mechanisms=("tree",))
-    monkeypatch.setattr(planner, "make_plans", quick)
-    over = ["--over", "mechanism=tree,noise_multiplier=1,2,4", "--over", "seed=0:2"]
-    target = ["--target-accuracy", "0.2", "--population", "300000"]
-    assert sweep(*over, *target) == 0
-    said = capsys.readouterr().out
-    assert "z = 2 at 20 clients a round (mechanism=tree) is the largest noise that meets" in said
-    assert "Recommended: " in said
-    noise = planner.noise_in_sum(
-        tree.Tree(_ROUNDS), num_rounds=_ROUNDS, noise_multiplier=2.0, report_goal=20
-    )
-    assert (
-        f"--population 300000 --rounds 4 --target-noise {noise!r} --delta 1e-07 --parameters 1234"
-        in said
-    )
-    report = pathlib.Path("out/production.md").read_text()
-    assert "![accuracy against noise](noise.png)" in report and "![plans](plans.png)" in report
-    assert "choosing among runs by their accuracy on held-out users is not covered" in report
-    assert pathlib.Path("out/noise.png").exists() and pathlib.Path("out/plans.png").exists()
-
-    assert sweep(*over, "--target-accuracy", "0.5", "--population", "300000") == 0
-    said = capsys.readouterr().out
-    assert "No noise multiplier meets the target of 50.00%. Nearest came mechanism=tree, " in said
-    assert "noise_multiplier=1 with 25.50% ± 0.50 points" in said
-    assert "Recommended" not in pathlib.Path("out/production.md").read_text()
-    assert not pathlib.Path("out/plans.png").exists()
 
 
 def test_flags_of_a_cell_are_read_as_its_config():
@@ -402,8 +361,7 @@ def test_a_sweep_of_real_runs_survives_a_kill(tmp_path):
         "--eval-every 10 --min-sep 2 --mechanism tree --delta 1e-3"
     ).split()
     command = [sys.executable, "-m", "tff_dpftrl.cli.main", "sweep", *small, *_OVER]
-    command += ["--jobs", "2", "--output", "out", "--target-accuracy", "0.001"]
-    command += ["--population", "100000"]
+    command += ["--jobs", "2", "--output", "out"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     options = {"cwd": tmp_path, "env": environment, "text": True}
     output = tmp_path / "out"
@@ -418,7 +376,7 @@ def test_a_sweep_of_real_runs_survives_a_kill(tmp_path):
     assert begun and not list(output.glob("cells/*/model.npz"))
     done = subprocess.run(command, capture_output=True, **options)
     assert done.returncode == 0, done.stderr
-    assert "4/4 cells done" in done.stderr and "Recommended: " in done.stdout
+    assert "4/4 cells done" in done.stderr
     logs = {path.parent.name: path.read_text() for path in output.glob("cells/*/sweep.log")}
     assert {name for name, log in logs.items() if "--resume" in log} == begun
     for path in output.glob("cells/*/metrics.csv"):

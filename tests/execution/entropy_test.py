@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pathlib
 import sys
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_dpftrl.execution import entropy, graph_function
+from tff_dpftrl.execution import compiled_process, entropy, graph_function
 from tff_dpftrl.private_round import seeds
 
 
@@ -45,6 +46,11 @@ def test_only_reads_of_the_system_are_of_the_system(graph):
     assert not entropy.OPS.isdisjoint(node.op for node in graph_function.nodes_of(definition))
     entropy.Repeated().read_instead(definition)
     assert not entropy.is_of_the_system(definition)
+
+
+def test_no_public_function_takes_bits():
+    taken = inspect.signature(compiled_process.compile_process).parameters
+    assert list(taken) == ["process", "dataset_fn", "tensor_spec", "clients"]
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _DOCS = _ROOT / "docs"
 
 _MODELS, _SECTIONS = make.read()
-_TEXT = page.PAGE.read_text("utf-8")
+_TEXT = "\n".join(path.read_text("utf-8") for path in page.PAGES)
 _BLOCKS = page.blocks(_TEXT)
 _RUN = {name: section for name, section in _SECTIONS.items() if section["commit"]}
 _COMMANDS = [*_MODELS.values(), *(c for s in _RUN.values() for c in s["commands"])]

@@ -114,8 +114,8 @@ def test_an_empty_batch_releases_the_noise_of_its_round():
     assert np.abs(moves[0] - moves[1]).max() > 1e-3  # Never the same noise twice.
 
 
-def test_the_noise_has_the_standard_deviation_that_is_promised():
-    steps = private_steps.PrivateSteps(
+def _steps_of_many_weights():
+    return private_steps.PrivateSteps(
         fixed_clip.FixedClipRound(
             identity.Identity(),
             noise_multiplier=3.0,
@@ -128,12 +128,28 @@ def test_the_noise_has_the_standard_deviation_that_is_promised():
         units_at_once=2,
         normalised=False,
     )
-    state, _ = steps.step(
-        steps.initial_state(), np.array([0]), lambda begin, end: np.zeros([0, 20_000], np.float32)
-    )
+
+
+def _empty_step(steps, state):
+    rows = np.zeros([0, 20_000], np.float32)
+    return steps.step(state, np.array([0]), lambda begin, end: rows)[0]
+
+
+def test_the_noise_has_the_standard_deviation_that_is_promised():
+    steps = _steps_of_many_weights()
+    state = _empty_step(steps, steps.initial_state())
     # Five standard errors of a standard deviation, 1 / √(2 n) each.
     expected, tolerance = 3.0 * _CLIP / _EXPECTED, 5 / np.sqrt(2 * 20_000)
     assert abs(np.std(_weight(state)) / expected - 1) < tolerance
+
+
+def test_branches_of_a_state_have_independent_noise():
+    steps = _steps_of_many_weights()
+    state = _empty_step(steps, steps.initial_state())
+    one, other = (_weight(_empty_step(steps, state)) - _weight(state) for _ in range(2))
+    expected, tolerance = np.sqrt(2.0) * 3.0 * _CLIP / _EXPECTED, 5 / np.sqrt(2 * 20_000)
+    for combined in (one - other, one + other):
+        assert abs(np.std(combined) / expected - 1) < tolerance
 
 
 def test_every_private_run_draws_a_seed_of_its_own():

@@ -184,7 +184,6 @@ _RUN = {
     "config.json": _json,
     "vocabulary.json": _json,
     "baselines.json": _json,
-    "keyboard_baselines.json": _json,
     "metrics.csv": mutations.lines_of_text,
     "ledger.sqlite": _sqlite,
     "ledger.sqlite.key": mutations.scattered,

@@ -12,11 +12,8 @@ pytest.importorskip("tensorflow_federated", reason="makes data or processes of T
 
 import tensorflow_federated as tff
 
-from tff_dpftrl.data import client_datasets, sequences, user_text, vocabulary
+from tff_dpftrl.data import user_text
 from tff_dpftrl.learning import client_data as client_data_lib
-
-_VOCABULARY = vocabulary.Vocabulary(("a", "b", "c", "d's", "."), "test")
-
 
 _TEXTS = user_text.UserText.from_mapping(
     "m",
@@ -37,32 +34,14 @@ def test_texts_as_client_data():
             assert texts == [text.replace("e\u0301", "\xe9") for text in _TEXTS.examples(user_id)]
 
 
-def test_sequences_as_client_data():
-    corpus = sequences.SequenceCorpus(_TEXTS, _VOCABULARY, sequences.SequenceSpec(5))
-    spec = client_datasets.ClientSpec(batch_size=2, max_sequences=5)
-    client_data = client_data_lib.of_sequences(corpus, spec, seed=3)
-    assert client_data.element_type_structure == client_datasets.element_spec(5)
-    for user_id in corpus.user_ids[1:]:
-        expected = corpus.sample(user_id, max_sequences=5, seed=3)
-        for make in (client_data.create_tf_dataset_for_client, client_data.serializable_dataset_fn):
-            x, y = zip(*make(user_id).as_numpy_iterator(), strict=True)
-            np.testing.assert_array_equal(np.concatenate(x), expected[:, :-1])
-            np.testing.assert_array_equal(np.concatenate(y), expected[:, 1:])
-
-
 def test_client_data_can_be_a_tff_computation():
-    corpus = sequences.SequenceCorpus(_TEXTS, _VOCABULARY, sequences.SequenceSpec(5))
-    client_data = client_data_lib.of_sequences(corpus, client_datasets.ClientSpec(batch_size=2))
-    computation = client_data.dataset_computation
-    expected = tff.SequenceType(tff.types.tensorflow_to_type(client_datasets.element_spec(5)))
-    assert computation.type_signature.result == expected
+    computation = client_data_lib.of_texts(_TEXTS).dataset_computation
 
     @tff.tensorflow.computation(np.str_)
     def count(client_id):
-        return computation(client_id).reduce(np.int64(0), lambda n, batch: n + 1)
+        return computation(client_id).reduce(np.int64(0), lambda n, text: n + 1)
 
-    rows = len(corpus.sequences("many words"))
-    assert count("many words") == -(-rows // 2)
+    assert count("many words") == 12
 
 
 def test_unknown_clients_are_refused():

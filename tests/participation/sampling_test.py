@@ -8,15 +8,13 @@ import pytest
 from scipy import stats
 
 from tff_dpftrl import validation
-from tff_dpftrl.participation import cohorts, sampling, secret_cohorts
+from tff_dpftrl.participation import cohorts, sampling
 
 ALL = {
     "cyclic": sampling.CyclicPoisson(13, 3, 0.4),
     "one group": sampling.CyclicPoisson(13, 1, 0.3),
     "bins": sampling.BallsInBins(13, 4),
     "b-min-sep": sampling.MinSepPoisson(13, 3, 0.4),
-    "allocation": sampling.RandomAllocation(13, 3),
-    "truncated": sampling.TruncatedPoisson(13, 0.3, 5),
 }
 each = pytest.mark.parametrize("described", ALL.values(), ids=ALL.keys())
 
@@ -57,10 +55,6 @@ def law(described):
                 [int(t % described.num_bins == one) for t in range(rounds)],
                 1 / described.num_bins,
             )
-    elif isinstance(described, sampling.RandomAllocation):
-        k = described.rounds_per_client
-        for chosen in itertools.combinations(range(rounds), k):
-            add([int(t in chosen) for t in range(rounds)], 1 / math.comb(rounds, k))
     elif isinstance(described, sampling.MinSepPoisson):
         q, b = described.sampling_probability, described.min_sep
         share = q / (1 + (b - 1) * q)
@@ -84,8 +78,6 @@ def law(described):
 @each
 def test_the_rounds_of_a_client_have_the_law_that_is_described(described):
     described = dataclasses.replace(described, num_rounds=6)
-    if isinstance(described, sampling.TruncatedPoisson):
-        return  # Its clients are not independent; see below.
     expected = law(described)
     assert math.isclose(sum(expected.values()), 1.0)
     num_clients = 20_000
@@ -109,8 +101,6 @@ def test_the_rounds_of_a_client_have_the_law_that_is_described(described):
 @each
 def test_every_round_expects_the_same_share_from_the_first_on(described):
     num_clients = 40_000
-    if isinstance(described, sampling.TruncatedPoisson):
-        described = dataclasses.replace(described, largest_cohort=num_clients)
     sizes = table_of(described, num_clients).sum(axis=1)
     share = described.share_per_round
     # Six standard deviations, at most 600 of 40,000: a start without those who wait would have
@@ -121,8 +111,6 @@ def test_every_round_expects_the_same_share_from_the_first_on(described):
 
 @each
 def test_clients_are_drawn_independently_of_each_other(described):
-    if isinstance(described, sampling.TruncatedPoisson):
-        described = dataclasses.replace(described, largest_cohort=10**6)
     large = table_of(described, 20_000)
     # Who is in a round has no correlation with whether a neighbour is, within six standard
     # deviations of a mean of products of independent variables.
@@ -165,7 +153,6 @@ def test_descriptions_survive_json(described):
     [
         sampling.CyclicPoisson(12, 1, 1 / 30),
         sampling.MinSepPoisson(12, 3, 1 / 30),
-        sampling.TruncatedPoisson(12, 1 / 30, 5),
     ],
     ids=lambda one: one.kind,
 )
@@ -190,26 +177,8 @@ def test_cohorts_may_be_empty():
         sampling.CyclicPoisson(20, 5, 0.1),
         sampling.BallsInBins(20, 5),
         sampling.MinSepPoisson(20, 5, 0.1),
-        sampling.RandomAllocation(20, 1),
-        sampling.TruncatedPoisson(20, 0.1, 1),
     ):
         assert any(not len(described.sampler(2, 1).cohort(t)) for t in range(20))
-
-
-def test_a_cohort_that_is_too_large_keeps_a_random_part():
-    rounds, largest = 400, 8
-    taken = table_of(sampling.TruncatedPoisson(rounds, 0.5, largest), 20, seed=1)
-    sizes = taken.sum(axis=1)
-    assert sizes.max() == largest
-    poisson = cohorts.LazyPoissonSampler(
-        num_clients=20, sampling_probability=0.5, num_rounds=rounds, seed=1
-    )
-    assert all(set(np.flatnonzero(row)) <= set(poisson.cohort(t)) for t, row in enumerate(taken))
-    # All clients are kept equally often: six standard deviations of 400 draws.
-    share = sizes.mean() / 20
-    margin = 6 * math.sqrt(share * (1 - share) / rounds)
-    assert (np.abs(taken.mean(axis=0) - share) < margin).all()
-    assert margin < 0.15  # Keeping the first 8 of about 10 would give 0.5 and 0.
 
 
 def test_cohorts_stay_the_same_in_later_versions():
@@ -220,8 +189,6 @@ def test_cohorts_stay_the_same_in_later_versions():
         "one group": [0, 1, 7, 12, 15, 20, 22],
         "bins": [8, 17, 19, 22],
         "b-min-sep": [0, 12, 15, 17, 18, 20],
-        "allocation": [0, 1, 2, 10, 11],
-        "truncated": [0, 1, 12, 15, 22],
     }
 
 
@@ -248,18 +215,10 @@ def test_samplings_of_expected_cohorts():
         (lambda: sampling.BallsInBins(10, 0), "num_bins"),
         (lambda: sampling.MinSepPoisson(0, 2, 0.5), "num_rounds"),
         (lambda: sampling.MinSepPoisson(10, 2, math.nan), "sampling_probability"),
-        (lambda: sampling.RandomAllocation(10, 11), "rounds_per_client"),
-        (lambda: sampling.TruncatedPoisson(10, 0.5, 0), "largest_cohort"),
         (lambda: sampling.Sampling.from_dict({"kind": "dice"}), "dice"),
         (lambda: sampling.Sampling.from_dict({"kind": "bins", "num_rounds": 3}), "num_bins"),
         (lambda: sampling.BallsInBins(10, 2).sampler(0, 1), "num_clients"),
         (lambda: sampling.BallsInBins(10, 2).sampler(5, -1), "seed"),
-        (
-            lambda: secret_cohorts.RandomAllocationSampler(
-                num_clients=3, rounds_per_client=11, num_rounds=10, seed=0
-            ),
-            "rounds_per_client",
-        ),
     ],
 )
 def test_bad_arguments_are_named(make, named):

@@ -54,13 +54,8 @@ def write_run(folder: pathlib.Path, claim=None, **options) -> pathlib.Path:
     (folder / "metrics.csv").write_text(header + "".join(rows))
     baselines = {"unigrams": 0.1, "bigrams": BIGRAMS, "trigrams": 0.18}
     (private / "baselines.json").write_text(json.dumps(baselines))
-    keyboard = {"picked_at_3": 0.4, "triggered": None, "decoder": 0.5, "rescored": 0.753}
     earlier = {"all": {"words": 9, "model": 0.2, "model_and_cache": 0.444}}
-    (folder / "held_out.json").write_text(
-        json.dumps({"round": 4, "keyboard": keyboard, "earlier_text": earlier})
-    )
-    ngrams = {"bigrams": keyboard | {"picked_at_3": BIGRAMS}}
-    (private / "keyboard_baselines.json").write_text(json.dumps(ngrams))
+    (folder / "held_out.json").write_text(json.dumps({"round": 4, "earlier_text": earlier}))
     (folder / "vocabulary.json").write_text("{}")
     (folder / "model.npz").write_bytes(b"")
     return folder

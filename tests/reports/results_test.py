@@ -33,20 +33,16 @@ def test_all_facts_are_read_for_the_operator(tmp_path):
     assert not any("clients" in row or "seconds" in row for row in found.rows)
 
 
-def test_suggestions_of_the_last_model_are_read_and_of_ngrams_for_the_operator(tmp_path):
+def test_the_last_model_with_earlier_text_is_read_if_held_out_users_are_public(tmp_path):
     folder = made_up.write_run(tmp_path / "run")
-    model = {"picked_at_3": 0.4, "decoder": 0.5, "rescored": 0.753}
-    assert results.read(folder).keyboard == {"model": model}
-    assert results.read(folder).baselines["model with earlier text"] == 0.444
-    assert "model with earlier text" not in results.levels(results.read(folder).baselines)
-    bigrams = model | {"picked_at_3": made_up.BIGRAMS}
-    assert results.read(folder, private=True).keyboard == {"model": model, "bigrams": bigrams}
+    name = "model with earlier text"
+    assert results.read(folder).baselines[name] == 0.444
+    assert name not in results.levels(results.read(folder).baselines)
     held_out = (folder / "held_out.json").rename(folder / "private" / "held_out.json")
-    assert "model with earlier text" not in results.read(folder).baselines
-    assert results.read(folder).keyboard == {}  # The held-out users are protected.
-    assert results.read(folder, private=True).keyboard["model"] == model
+    assert name not in results.read(folder).baselines  # The held-out users are protected.
+    assert results.read(folder, private=True).baselines[name] == 0.444
     held_out.write_text(held_out.read_text().replace('"round": 4', '"round": 3'))
-    assert results.read(folder, private=True).keyboard == {}
+    assert name not in results.read(folder, private=True).baselines
 
 
 @pytest.mark.parametrize("name", ["privacy_statement.json", "config.json", "metrics.csv"])

@@ -367,9 +367,35 @@ def test_a_run_is_bound_to_what_it_began_with(tmp_path):
 
 def test_a_run_is_bound_to_the_version_of_the_noise(tmp_path, monkeypatch):
     _run(tmp_path, num_rounds=2)
-    monkeypatch.setattr(private_round, "STATE_VERSION", private_round.STATE_VERSION + 1)
+    later = private_round.NOISE_VERSION + 1
+    monkeypatch.setattr(private_round, "NOISE_VERSION", later)
+    monkeypatch.setattr(private_round, "STATE_VERSION", later)
     with pytest.raises(checkpoint.CheckpointError, match="with other noise"):
         _run(tmp_path)
+
+
+def _by_version_0_4(monkeypatch):
+    """Binds new folders, and opens them, as version 0.4 does."""
+    monkeypatch.setattr(private_round, "NOISE_VERSION", 2)
+
+
+def test_a_new_folder_is_refused_by_a_version_with_another_rule_of_the_noise(tmp_path, monkeypatch):
+    _loop(tmp_path, [])
+    _by_version_0_4(monkeypatch)
+    with pytest.raises(checkpoint.CheckpointError, match="with other noise"):
+        _loop(tmp_path, [])
+
+
+def test_a_folder_of_version_0_4_goes_on_and_stays_one_of_it(tmp_path, monkeypatch):
+    released = []
+    with monkeypatch.context() as patch:
+        _by_version_0_4(patch)
+        _loop(tmp_path, released)
+    _loop(tmp_path, released, num_rounds=3)
+    _loop(tmp_path, released, num_rounds=4)
+    _by_version_0_4(monkeypatch)
+    _loop(tmp_path, released, num_rounds=5)
+    assert released == [*range(5)]
 
 
 def test_a_rolled_back_checkpoint_is_refused(tmp_path):

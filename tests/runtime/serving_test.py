@@ -15,6 +15,7 @@ import tornado.netutil
 from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import number_devices, small_folder
 from tff_dpftrl.accounting import statement_sentences as sentences
+from tff_dpftrl.reports import markup
 from tff_dpftrl.runtime import serving, signing_keys
 from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.protocol import attestation
@@ -73,9 +74,8 @@ def _run(served, condition, folder):
                 pages = []
 
                 def knows_privacy():
-                    url = f"{served.page_address}/task.json"
-                    pages.append(json.loads(urllib.request.urlopen(url).read()))
-                    return pages[-1]["privacy"] is not None
+                    pages.append(urllib.request.urlopen(served.page_address).read().decode())
+                    return "ε = " in pages[-1]
 
                 await _until(knows_privacy)
                 # The devices' threads end while the server still answers them.
@@ -95,11 +95,13 @@ def test_rounds_are_committed_told_and_gone_on_with(task, folder):
 
     served = _serving(task, store, folder, lines)
     page = _run(served, lambda: rounds() >= 2, folder)
-    assert page["name"] == "small"
-    assert page["privacy"]["declared"]["min_sep"] == 2
-    assert 0 < page["privacy"]["epsilon"] <= page["privacy"]["budget_epsilon"]
-    assert page["privacy"]["headline_caveats"] == [sentences.PRIVATE_VOCABULARY]
-    assert (page["privacy"]["contradicting_reports"], page["privacy"]["unknown_rounds"]) == (0, 0)
+    assert "<h2>Task small</h2>" in page
+    assert "(MinS)</th><td>2</td>" in page
+    assert "of the budget of ε = " in page
+    assert markup.text(sentences.PRIVATE_VOCABULARY) in page
+    so_far = task.privacy(store.last_commit("tests", "small"))
+    assert 0 < so_far.epsilon <= so_far.budget_epsilon
+    assert (so_far.contradicting_reports, so_far.unknown_rounds) == (0, 0)
     assert not folder.endpoint.exists() and folder.sessions.exists()
     assert folder.day_curve_of("tests").exists()
     repeats = f"small: {task_folder.REPEATS_NOISE}"  # Its seed is given, for tests.
@@ -295,9 +297,10 @@ def test_devices_in_two_populations_of_one_server_are_served_in_both(task, folde
                 first = await asyncio.to_thread(lambda: front(served.page_address).read().decode())
                 assert '<a href="0/">tests</a>' in first and '<a href="1/">others</a>' in first
                 for i, name in enumerate(served.seen):
-                    url = f"{served.page_address}/{i}/data.json"
-                    data = await asyncio.to_thread(lambda url=url: json.load(front(url)))
-                    assert data["population"] == name and data["totals"]["reports"] >= 3
+                    url = f"{served.page_address}/{i}/"
+                    text = await asyncio.to_thread(lambda url=url: front(url).read().decode())
+                    assert f"<h1>{name}</h1>" in text
+                    assert served.seen[name].series.total("reports") >= 3
                 await served.stop()
         finally:
             await served.stop()

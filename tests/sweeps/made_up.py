@@ -43,7 +43,6 @@ def result(
             "simulated_epsilon": None,
             "delta": 1e-5,
             "noise_multiplier": values.get("noise_multiplier", 0.0),
-            "clip_norm_inflation": 1.0,
             "baselines": {"bigrams": 0.2},
         }
         | fields

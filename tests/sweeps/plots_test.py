@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.sweeps import made_up
-from tff_dpftrl.sweeps import plots, production, results
+from tff_dpftrl.sweeps import plots
 
 
 def _results(**fields):
@@ -104,17 +104,6 @@ def test_what_has_no_guarantee_has_no_place_on_the_axis():
     )
     labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
     assert labels == ["0.5", "no guarantee"]
-
-
-def test_accuracy_against_noise_has_the_line_of_the_target():
-    found = _results()
-    figure = plots.noise(production.families(found), 0.12, results.common_baselines(found))
-    (axes,) = figure.axes
-    (target,) = (line for line in axes.lines if line.get_label() == "target")
-    assert list(target.get_ydata()) == [0.12, 0.12]
-    curve = axes.containers[0].lines[0]
-    assert list(curve.get_xdata()) == [0.5, 1.0, 2.0]
-    assert list(curve.get_ydata()) == pytest.approx([0.2, 0.15, 0.1])
 
 
 @pytest.mark.pictures

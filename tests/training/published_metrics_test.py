@@ -58,7 +58,7 @@ def test_nothing_outside_of_private_tells_of_protected_held_out_users(corpus, tm
     assert abs(float(public[3]["noised_eval_sum_num_targets"])) <= task + 6 * noise
     hidden = [row[name] for row in exact for name in row if name not in public[0]]
     hidden += [str(number) for number in results.held_out["head_words"]["histograms"]["10"]]
-    hidden += [str(figure) for figure in results.held_out["keyboard"].values()]
+    hidden += [str(one) for one in results.held_out["earlier_text"]["all"].values()]
     for path in output.iterdir():
         if path.suffix in (".json", ".md", ".csv"):
             text = path.read_text()

@@ -22,11 +22,7 @@ from tff_dpftrl.participation import schema as schema_lib
 
 
 def num_bands(strategy: strategy_lib.Strategy) -> int:
-    """Counts the bands of C: C[i, j] = 0 for i − j >= num_bands.
-
-    Raises:
-      ValueError: If the strategy is not banded, like a BLT or a tree.
-    """
+    """Counts the bands of C: C[i, j] = 0 for i − j >= num_bands. Refuses a C that is not banded."""
     recipe = strategy_lib.check_strategy(strategy).noise_recipe()
     if isinstance(recipe, noise_recipe.IdentityNoise):
         return 1
@@ -151,21 +147,8 @@ def calibrate_noise_multiplier(
 ) -> float:
     """Computes the smallest z, to a relative 1e-4, with which an amplified run meets a target.
 
-    Args:
-      strategy: Strategy whose C is banded.
-      num_rounds: Number of rounds n.
-      num_groups: Number of groups of clients that take turns, at least the number of bands.
-      sampling_probability: q, probability of a client to be in the cohort when it is its
-        group's turn.
-      target_epsilon: Largest allowed epsilon.
-      delta: Delta of the target.
-      units_per_client: Largest number G of units of one client, each sampled by itself.
-
-    Returns:
-      The noise multiplier; its epsilon was evaluated and is not above the target.
-
-    Raises:
-      ValueError: If an argument is out of range.
+    Epsilon of the result was evaluated and is not above the target. `units_per_client` is the
+    largest number G of units of one client, each sampled by itself.
     """
     run = AmplifiedBanded.from_strategy(
         strategy,

@@ -1,8 +1,7 @@
 """Shares of a privacy budget: how much noise each part gets besides the weights.
 
-A share s of the budget is a share of μ²: the noise of a part with it is such that its squared μ
-is s times that of the Gaussian mechanism which spends the whole (ε, δ). Squared μ add up, ε do not:
-shares of ε would promise more than the whole.
+A share is a share of μ²: a part's squared μ is the share times that of the Gaussian mechanism which
+spends the whole (ε, δ). Squared μ add up, ε do not: shares of ε would promise more than the whole.
 """
 
 from __future__ import annotations
@@ -25,17 +24,7 @@ THRESHOLD_SHARE_OF_DELTA = 0.1
 
 
 def parse(text: str) -> dict[str, float]:
-    """Reads shares such as "vocabulary=0.02,metrics=0.05".
-
-    Args:
-      text: Pairs of a name in `PARTS` and a share between 0 and 1; a name alone has the default.
-
-    Returns:
-      The shares by their names.
-
-    Raises:
-      UsageError: If the text is of another form, or `check` refuses the shares.
-    """
+    """Reads shares such as "vocabulary=0.02,metrics=0.05"; a name alone has its default share."""
     shares: dict[str, float] = {}
     for pair in text.split(","):
         name, separator, value = pair.partition("=")
@@ -55,15 +44,7 @@ def parse(text: str) -> dict[str, float]:
 
 
 def check(shares: Mapping[str, float]) -> None:
-    """Refuses shares that no budget can be split by.
-
-    Args:
-      shares: Shares by names in `PARTS`.
-
-    Raises:
-      UsageError: If a name is unknown, a share is not between 0 and 1, or nothing is left for the
-        weights.
-    """
+    """Refuses unknown names, shares outside (0, 1), and shares that leave the weights nothing."""
     for name, share in shares.items():
         if name not in PARTS:
             raise validation.UsageError(
@@ -85,18 +66,10 @@ def check(shares: Mapping[str, float]) -> None:
 def of_run(
     text: str | None, released: Sequence[str], target_epsilon: float | None
 ) -> dict[str, float]:
-    """Returns the share of each part that a run releases besides its weights.
+    """Returns the share of each part that a run releases besides its weights, by name in `PARTS`.
 
-    Args:
-      text: Shares as `parse` reads them; None for the defaults.
-      released: Names in `PARTS` of what the run releases.
-      target_epsilon: ε of the whole; None if noise is given instead.
-
-    Returns:
-      The shares by names; those that are not given are the defaults.
-
-    Raises:
-      UsageError: If the shares cannot be used, or are of parts that the run does not release.
+    Parts without a share in `text` get the default. Shares of parts that the run does not release
+    are refused. `target_epsilon` is None if noise is given instead.
     """
     given = {} if text is None else parse(text)
     if text is not None and target_epsilon is None:
@@ -115,19 +88,9 @@ def of_run(
 
 
 def split(target_epsilon: float, delta: float, shares: Mapping[str, float]) -> dict[str, float]:
-    """Splits a budget.
+    """Splits a budget: returns ρ of zCDP of each part that has a share, rounded down.
 
-    Args:
-      target_epsilon: ε of the whole.
-      delta: δ of the whole.
-      shares: Shares by names in `PARTS`.
-
-    Returns:
-      ρ of zCDP of each part, by the names of the shares, rounded down. The weights get what is
-      left, by `calibrate` or the sampling's own calibration.
-
-    Raises:
-      UsageError: If a share or the target is out of range.
+    The weights get what is left, by `calibrate` or the sampling's own calibration.
     """
     check(shares)
     whole = gaussian.mu(validation.positive("target_epsilon", target_epsilon), delta)
@@ -140,16 +103,7 @@ def planned(
 ) -> tuple[parts.Part, ...]:
     """Returns parts with shares of a budget, before it is known how they are released.
 
-    Args:
-      target_epsilon: ε of the whole.
-      delta: δ of the whole.
-      shares: Shares by names in `PARTS`.
-
-    Returns:
-      The parts, without secret sampling; the vocabulary has its threshold's share of δ.
-
-    Raises:
-      UsageError: If a share or the target is out of range.
+    The parts have no secret sampling; the vocabulary has its threshold's share of δ.
     """
     rho = split(target_epsilon, delta, shares)
     return tuple(
@@ -171,18 +125,9 @@ def growth(share: float) -> float:
 def figures(rounds: parts.Weights, share: float) -> parts.Part:
     """Returns figures of each round that have a share of the rounds' budget.
 
-    The noise of the updates then has to grow by `growth`, and nothing costs more than before; by
-    more if other parts have shares, too.
-
-    Args:
-      rounds: Rounds whose updates alone spend all of the budget.
-      share: Share of the budget.
-
-    Returns:
-      The part.
-
-    Raises:
-      UsageError: If the share is not between 0 and 1, or the rounds' sampling allows no figures.
+    `rounds` are rounds whose updates alone spend all of the budget. The noise of the updates then
+    has to grow by `growth`, and nothing costs more than before; by more if other parts have shares,
+    too. Samplings that allow no figures are refused.
     """
     noise = noise_of_round(rounds, share)
     says = f"figures of each round, {share:.3g} of the budget"
@@ -192,34 +137,17 @@ def figures(rounds: parts.Weights, share: float) -> parts.Part:
 def noise_of_round(rounds: parts.Weights, share: float) -> float:
     """Computes the noise of a figure of each round that has a share of the rounds' budget.
 
-    Args:
-      rounds: Rounds whose updates alone spend all of the budget; with the figure's noise as another
-        part, updates then get more noise.
-      share: Share of the budget.
-
-    Returns:
-      Standard deviation over the largest change of the figure by one unit.
-
-    Raises:
-      UsageError: If the share is not between 0 and 1, or the rounds' sampling allows no figures.
+    The result is a standard deviation over the largest change of the figure by one unit. `rounds`
+    are rounds whose updates alone spend all of the budget: updates then need more noise.
     """
     check({"metrics": share})
     return rounds.noise_of_figure() / math.sqrt(share)
 
 
 def noise_of_round_for_epsilon(rounds: parts.Weights, target_epsilon: float, delta: float) -> float:
-    """Computes the noise of a figure of each round that costs an ε, if released alone.
+    """Computes the noise with which all rounds' figures, released alone, cost `target_epsilon`.
 
-    Args:
-      rounds: Rounds of the run.
-      target_epsilon: Largest ε of all rounds' figures.
-      delta: δ of the whole.
-
-    Returns:
-      Standard deviation over the largest change of the figure by one unit.
-
-    Raises:
-      UsageError: If the target is out of range, or the rounds' sampling allows no figures.
+    The result is a standard deviation over the largest change of the figure by one unit.
     """
     alone = rounds.without_updates()
     return calibrate.smallest_noise(

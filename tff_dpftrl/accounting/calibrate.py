@@ -17,21 +17,7 @@ def largest_mu(
     target_rho: float | None = None,
     delta: float | None = None,
 ) -> float:
-    """Computes the largest sensitivity over standard deviation that meets a target.
-
-    Give exactly one of the two targets.
-
-    Args:
-      target_epsilon: Largest allowed epsilon at `delta`; None if rho is the target.
-      target_rho: Largest allowed rho of zCDP; None if epsilon is the target.
-      delta: Delta of the target; needed with `target_epsilon`.
-
-    Returns:
-      mu of the Gaussian mechanism.
-
-    Raises:
-      ValueError: If not exactly one target is given, or one is out of range.
-    """
+    """Computes the largest sensitivity over standard deviation that meets exactly one target."""
     if target_rho is not None and target_epsilon is None:
         validation.positive("target_rho", target_rho)
         return gaussian.mu_from_rho(target_rho)
@@ -134,17 +120,7 @@ def _mu_left(
 def check_left(
     weights: parts.Weights, others: Sequence[parts.Part], *, target_epsilon: float, delta: float
 ) -> None:
-    """Refuses parts that leave nothing of a target to the weights.
-
-    Args:
-      weights: The rounds.
-      others: All else that the run releases.
-      target_epsilon: ε of the whole.
-      delta: δ of the whole.
-
-    Raises:
-      UsageError: If nothing is left.
-    """
+    """Refuses parts that leave nothing of the target, which is for the whole, to the weights."""
     spent = parts.epsilon_without_weights(weights, others, delta)
     if spent >= target_epsilon:
         names = " and ".join(dict.fromkeys(part.name for part in others))
@@ -164,21 +140,9 @@ def noise_beside(
     initial: float = 1.0,
     relative_tolerance: float = 1e-4,
 ) -> float:
-    """Finds the noise of the weights with which they and all else meet a target.
+    """Finds the noise of the rounds with which they and `others` together meet a target.
 
-    Args:
-      rounds: Function from the noise to the rounds.
-      others: All else that the run releases; the target is for the whole.
-      target_epsilon: ε of the whole.
-      delta: δ of the whole.
-      initial: Noise at which the search begins, above 0.
-      relative_tolerance: Largest relative excess of the result over the smallest noise.
-
-    Returns:
-      As `smallest_noise`.
-
-    Raises:
-      ValueError: If an argument is out of range, or the others leave nothing of the target.
+    The noise was evaluated: ε of the whole is not above the target.
     """
     if others:
         check_left(rounds(initial), others, target_epsilon=target_epsilon, delta=delta)
@@ -199,21 +163,11 @@ def smallest_noise(
 ) -> float:
     """Finds the noise that meets a target epsilon, in few evaluations.
 
-    It is for mechanisms without a closed form: sampling, mixtures of Gaussians. Epsilon must
-    fall as the noise grows. dp_accounting.calibrate_dp_mechanism bounds the absolute error of
-    the noise, not the relative one.
-
-    Args:
-      epsilon: Function from the noise to epsilon, or to an upper bound of it.
-      target_epsilon: Largest allowed epsilon, above 0.
-      initial: Noise at which the search begins, above 0.
-      relative_tolerance: Largest relative excess of the result over the smallest noise.
-
-    Returns:
-      A noise that was evaluated and whose epsilon is not above the target.
-
-    Raises:
-      ValueError: If an argument is out of range, or no noise up to 1e9 suffices.
+    It is for mechanisms without a closed form: sampling, mixtures of Gaussians. `epsilon` maps the
+    noise to ε, or to an upper bound of it, and must fall as the noise grows. The result was
+    evaluated, and its epsilon is not above the target. It exceeds the smallest noise by at most
+    `relative_tolerance`. dp_accounting.calibrate_dp_mechanism bounds the absolute error instead. No
+    noise above 1e9 is tried.
     """
     validation.positive("target_epsilon", target_epsilon)
     validation.positive("initial", initial)

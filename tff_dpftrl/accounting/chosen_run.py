@@ -49,20 +49,10 @@ def statement(
 ) -> privacy_statement.PrivacyStatement:
     """Builds the statement of the run that was chosen.
 
-    Args:
-      one: Statement of the run by itself. Without a guarantee, the choice has none.
-      epsilon: ε of the choice, of all settings that it may have been among.
-      delta: δ of the choice.
-      run_epsilon: Largest ε of a run that it may have been, at the run's own δ.
-      profile: Further pairs (ε, δ) that the choice satisfies.
-      costs: What the weights and all else that the run releases cost alone, at `delta`, as planned:
-        what is stated of the run by itself is of what was observed. None for weights alone.
-      num_runs: Distribution of the number of runs.
-      num_settings: Number of settings, which are equally likely.
-      score: What the runs are compared by, a phrase.
-
-    Returns:
-      The statement.
+    `one` is the statement of that run by itself; without a guarantee, the choice has none.
+    `epsilon` and `delta` are the choice's, of all `num_settings` equally likely settings.
+    `run_epsilon` is the largest ε of a run that it may have been, at the run's own δ. `costs` are
+    those planned for the weights and all else at `delta`: `one` states what was observed.
     """
     unit = one.unit_of_privacy
     users = one.parameters.get("num_users")

@@ -26,12 +26,8 @@ _TOLERANCE = 1e-3
 class SampledSteps:
     """Steps of a run that sampled in secret, with which its privacy loss can be composed.
 
-    Attributes:
-      noise_multiplier: σ, standard deviation of the noise per unit of the clip norm.
-      sampling_probability: Probability of a unit to be in a step.
-      group_size: Largest number of units of one user.
-      num_steps: Number of steps.
-      chosen_epsilon: ε, without a δ, of a choice that the run made before its first step.
+    σ is the noise per unit of the clip norm, `group_size` the largest number of units of one user.
+    `chosen_epsilon` is ε, without a δ, of a choice that the run made before its first step.
     """
 
     noise_multiplier: float
@@ -44,18 +40,10 @@ class SampledSteps:
     def of_statement(
         cls, parameters: Mapping[str, Any], epsilon: float, delta: float
     ) -> SampledSteps | None:
-        """Reads the steps from the parameters of a statement.
+        """Reads the steps from the parameters of a statement; None unless ε is stated by them.
 
-        It may be of DP-FedAvg, ELS or ULS, or of cyclic sampling, whose steps are the turns of a
-        user.
-
-        Args:
-          parameters: Parameters of the statement.
-          epsilon: ε of the statement.
-          delta: δ of the statement.
-
-        Returns:
-          The steps; None if there are none, or if they are not those by which ε is stated.
+        The statement may be of DP-FedAvg, ELS or ULS, or of cyclic sampling, whose steps are the
+        turns of a user.
         """
         if parameters.get("sampling") == "b-min-sep":  # Its rounds are no steps like these.
             return None
@@ -100,17 +88,11 @@ class SampledSteps:
 
 @dataclasses.dataclass(frozen=True)
 class Spent:
-    """Privacy that one run has spent.
+    """Privacy that one run has spent; `delta` and `epsilon` are None if it has no guarantee.
 
-    Attributes:
-      name: Name of the run.
-      delta: δ of its guarantee; None if it has no guarantee.
-      epsilon: ε of its guarantee; None if it has none.
-      rho_zcdp: ρ if the run is a Gaussian mechanism with μ = √(2ρ); None otherwise.
-      unit_of_privacy: Unit that its guarantee protects: "user", "device" or "example".
-      steps: Steps of the run if it sampled in secret and they are known; None otherwise.
-      others: What the run released besides its weights, if it is known by its losses; ρ and steps
-        are then of the weights alone.
+    `rho_zcdp` is ρ if the run is a Gaussian mechanism with μ = √(2ρ). `steps` are known only of
+    runs that sampled in secret. `others` is what the run released besides its weights, if it is
+    known by its losses; ρ and steps are then of the weights alone.
     """
 
     name: str
@@ -129,12 +111,7 @@ class Spent:
 
     @classmethod
     def from_json(cls, name: str, statement: Mapping[str, Any]) -> Spent:
-        """Reads it from a privacy statement in JSON.
-
-        Raises:
-          KeyError: If an entry is missing.
-          TypeError: If an entry is no number.
-        """
+        """Reads it from a privacy statement in JSON."""
         values = {key: statement[key] for key in ("delta", "epsilon", "rho_zcdp")}
         for key, value in values.items():
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -199,13 +176,7 @@ class Spent:
 
 @dataclasses.dataclass(frozen=True)
 class Total:
-    """Privacy that runs have spent together.
-
-    Attributes:
-      epsilon: ε of all runs together, at `delta`.
-      delta: δ of all runs together.
-      how: Method of the composition, a clause.
-    """
+    """Privacy that runs have spent together; `how` is the method of composition, a clause."""
 
     epsilon: float
     delta: float
@@ -222,19 +193,16 @@ def of_one_unit(runs: Sequence[Spent]) -> bool:
 
 
 def compose(runs: Sequence[Spent]) -> Total | None:
-    """Composes runs, each of which may depend on the results of those before.
+    """Bounds the cost of runs, each of which may depend on the results of those before.
 
     The squared μ of Gaussian mechanisms add up (Dong et al. 2022, corollary 2). Privacy loss
     distributions of runs whose sampled steps are known are convolved with theirs (Zhu, Dong & Wang
     2022, theorem 10). To ε and δ of these together, ε and δ of every other run are added (Dwork &
     Roth 2014, theorem 3.16).
 
-    Args:
-      runs: The runs, with the same neighbouring data sets if they have the same unit of privacy.
-
-    Returns:
-      An upper bound for who takes part in all of them; None if one of them has no guarantee, or
-      they are not of one unit of privacy.
+    The bound is for users who take part in all runs. Runs of the same unit of privacy must have the
+    same neighbouring data sets. The result is None if a run has no guarantee, or their units
+    differ.
     """
     if not of_one_unit(runs):
         return None
@@ -287,13 +255,9 @@ def with_earlier_runs(
 ) -> tuple[str, Total | None]:
     """Describes what a run and the runs that its initial weights come from have spent together.
 
-    Args:
-      this: The run.
-      earlier: The run whose model it began with, then the one which that began with, and so on.
-      same_users: Whether all of these runs trained on the same users; None if that is not known.
-
-    Returns:
-      A few sentences for the headline, and the total; None if there is none (`compose`).
+    `earlier` begins with the run whose model `this` began with, then its predecessor, and so on.
+    `same_users` is None if it is not known whether all trained on the same users. The result is a
+    few sentences for the headline, and the total; None if there is none (`compose`).
     """
     chain = ", which began with those of the run ".join(run.says for run in earlier)
     text = f"{BEGAN}{chain}. "

@@ -1,12 +1,11 @@
-"""Chooses bands, groups and noise for cyclic Poisson sampling (`best_cyclic`, `try_bands`).
+"""Chooses bands, groups and noise for cyclic Poisson sampling.
 
-The cost of a run sees one number of C, its largest column norm (`amplified_banded`). For a
-given number of bands and groups, the least error at a target epsilon is therefore reached by
-the C of least loss for *one* participation, whatever epsilon is: sampling changes only how many
-bands are worth it. More bands cancel noise over more rounds. But they need as many groups, whose
-clients are sampled the more often when it is their turn, which amplifies less. One band is DP-SGD;
-with as many as a pass has rounds, every client of a group takes part and nothing is amplified. The
-search tries powers of two, the bands of few turns, and then numbers around the best of them.
+The cost of a run depends on one number of C, its largest column norm (`amplified_banded`). For
+given numbers of bands and groups, the C of least loss for *one* participation therefore has the
+least error at any target epsilon. More bands cancel noise over more rounds. But they need as many
+groups, whose clients are sampled more often when it is their turn, which amplifies less. One band
+is DP-SGD; with as many as a pass has rounds, every client of a group takes part and nothing is
+amplified.
 """
 
 from __future__ import annotations
@@ -39,16 +38,10 @@ _Run = TypeVar("_Run")
 class CyclicRun:
     """Run of a banded strategy with cyclic Poisson sampling that meets a target epsilon.
 
-    Attributes:
-      strategy: Banded strategy C.
-      num_rounds: Number of rounds n.
-      num_groups: Number of groups of clients that take turns.
-      sampling_probability: q, probability of a client to be in the cohort when it is its
-        group's turn.
-      noise_multiplier: z, standard deviation of the noise per unit clip norm, before C⁻¹.
-      error: z · RmsError of C: the root mean square over rounds of the standard deviation of
-        the noise in the sum of all rounds so far, or in the models of a workload, for clip norm
-        1. With `minimize_rms=False` it is z · MaxError.
+    `sampling_probability` is that of a client whose group has its turn. `error` is z · RmsError of
+    C: the root mean square over rounds of the standard deviation of the noise in the sum of all
+    rounds so far, or in the models of a workload, for clip norm 1. With `minimize_rms=False` it is
+    z · MaxError.
     """
 
     strategy: strategy_lib.Strategy
@@ -76,12 +69,7 @@ class CyclicRun:
 
 @dataclasses.dataclass(frozen=True)
 class CyclicChoice:
-    """Best run for a target epsilon, and what the search compared it with.
-
-    Attributes:
-      best: Run of least error.
-      curve: Runs that were tried, one for each number of bands, in its order.
-    """
+    """Run of least error for a target epsilon; `curve` has a run for each number of bands tried."""
 
     best: CyclicRun
     curve: tuple[CyclicRun, ...]
@@ -167,30 +155,16 @@ def best_cyclic(
 ) -> CyclicChoice:
     """Chooses bands, groups, coefficients and noise of least error at a target epsilon.
 
-    All runs compared have the same expected cohort, so that their sums are divided by the same
-    denominator and the errors can be compared. Results are kept: a repeated call costs nothing.
+    All compared runs have the same expected cohort, so that their sums have the same denominator. A
+    group's clients are sampled with q = clients_per_round · num_groups / num_clients when it is
+    their turn. Epsilon of the best run was computed and is not above the target. Results are
+    cached.
 
-    Args:
-      num_rounds: Number of rounds n.
-      num_clients: Number of clients N in the population.
-      clients_per_round: Expected number of clients in a round's cohort. A group's clients are
-        sampled with q = clients_per_round · num_groups / num_clients when it is their turn.
-      target_epsilon: Largest allowed epsilon.
-      delta: Delta of the target.
-      max_bands: Largest number of bands to try, for a run that can keep no more than
-        `max_bands − 1` copies of the model; None for no limit but q ≤ 1.
-      minimize_rms: Whether the error is RmsError; if False, MaxError.
-      is_toeplitz: Whether C is Toeplitz. If False, the entries of the best C are optimised
-        again as BandMF with unit columns, for exactly `num_rounds` rounds: 0.1 % less error
-        for two bands, about 1 % for 16 of 500 rounds, in seconds to minutes.
-      workload: Workload of the rounds, whose models' error is minimised; None for the prefix
-        sums.
-
-    Returns:
-      The choice. Epsilon of its best run was computed and is not above the target.
-
-    Raises:
-      ValueError: If an argument is out of range.
+    `max_bands` limits the memory to `max_bands − 1` copies of the model; with None, only q ≤ 1
+    does. The error is RmsError, or MaxError without `minimize_rms`; with `workload`, it is the
+    error of that workload's models. If `is_toeplitz` is False, the entries of the best C are
+    optimised again as BandMF with unit columns, for exactly `num_rounds` rounds: 0.1 % less error
+    for two bands, about 1 % for 16 of 500 rounds, in seconds to minutes.
     """
     validation.integer("num_rounds", num_rounds, minimum=1)
     validation.integer("num_clients", num_clients, minimum=1)
@@ -232,19 +206,11 @@ def try_bands(
     num_rounds: int,
     largest: int,
 ) -> list[_Run]:
-    """Makes the runs of a search for the number of bands of least error.
+    """Searches for the number of bands with the lowest error; returns the runs made, by bands.
 
     The error may have several minima: it falls where one more band saves a group's turn. Tried are
     powers of two, bands of few turns, and the middles beside the best until that gains little.
-
-    Args:
-      make_run: Function from a number of bands to a run; it is called once for each.
-      error: Function from a run to its error.
-      num_rounds: Number of rounds n.
-      largest: Largest number of bands to try.
-
-    Returns:
-      The runs that were made, with growing numbers of bands, from 1 to `largest`.
+    `make_run` is called once for each number of bands.
     """
     largest = min(largest, num_rounds)
     runs: dict[int, _Run] = {}

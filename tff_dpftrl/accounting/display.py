@@ -7,43 +7,19 @@ import math
 
 
 def round_up(value: float | None, digits: int = 4) -> str:
-    """Formats a non-negative number with few digits, rounded up.
-
-    Args:
-      value: Privacy cost, at least 0; None or inf if there is no bound.
-      digits: Number of significant digits to keep.
-
-    Returns:
-      Text such as "8.527" for 8.526079; "unbounded" if there is no bound.
-    """
+    """Formats a non-negative number rounded up: 8.526079 as "8.527", None as "unbounded"."""
     if value is None or math.isinf(value):
         return "unbounded"
     return _rounded(value, digits, decimal.ROUND_CEILING)
 
 
 def round_down(value: float, digits: int = 4) -> str:
-    """Formats a non-negative number with few digits, rounded down.
-
-    Args:
-      value: Amount of noise or lower bound of a privacy cost, at least 0.
-      digits: Number of significant digits to keep.
-
-    Returns:
-      Text such as "8.526" for 8.526979; "∞" for inf.
-    """
+    """Formats a non-negative number rounded down, such as 8.526979 as "8.526"; inf as "∞"."""
     return "∞" if math.isinf(value) else _rounded(value, digits, decimal.ROUND_FLOOR)
 
 
 def delta(value: float, digits: int = 6) -> str:
-    """Formats δ, rounded up: an ε that holds at a δ holds at every larger one.
-
-    Args:
-      value: δ, between 0 and 1.
-      digits: Number of significant digits to keep.
-
-    Returns:
-      Text such as "0.000501188" for 0.0005011872, and "1e-10" for 1e-10.
-    """
+    """Formats δ, rounded up: an ε that holds at a δ holds at every larger one."""
     return round_up(value, digits)
 
 
@@ -58,13 +34,9 @@ def _rounded(value: float, digits: int, rounding: str) -> str:
 
 
 def percent_up(share: float) -> str:
-    """Formats a share in percent, rounded up.
+    """Formats a share in percent, rounded up, such as "73 %".
 
-    Args:
-      share: Number between 0 and 1.
-
-    Returns:
-      Text such as "73 %"; with as many decimals, up to four, as keep it below "100 %".
+    It has as many decimals, up to four, as keep it below "100 %".
     """
     percent = decimal.Decimal(repr(float(share))) * 100
     for digits in range(5):

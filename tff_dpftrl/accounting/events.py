@@ -1,8 +1,7 @@
 """Events of DP-FTRL runs, which the accountants of dp_accounting accept.
 
-TensorFlow Privacy's tree aggregators emit an `UnsupportedDpEvent`, which no
-accountant can turn into an epsilon. A DP-FTRL run is one Gaussian mechanism, so
-its event *is* a `GaussianDpEvent`, with further facts about the run.
+TensorFlow Privacy's tree aggregators emit an `UnsupportedDpEvent`, which has no epsilon. A DP-FTRL
+run is one Gaussian mechanism, so its event *is* a `GaussianDpEvent`, with further facts.
 """
 
 from __future__ import annotations
@@ -19,18 +18,11 @@ from tff_dpftrl import validation
 class DpFtrlDpEvent(dp_accounting.GaussianDpEvent):
     """One whole run of a matrix mechanism under a participation schema.
 
-    The accountants treat it as the Gaussian mechanism that it is; composing it
-    twice is running twice on the same clients. Neighbours zero out one client.
-
-    Attributes:
-      noise_multiplier: Standard deviation over sensitivity of the equivalent Gaussian,
-        z / (S · clip_norm_inflation). Inherited.
-      strategy_noise_multiplier: z, standard deviation of the noise per unit clip norm.
-      sensitivity_squared: Squared sensitivity S², for clip norm 1.
-      clip_norm_inflation: Norm bound of what is summed, divided by the clip norm.
-      num_rounds: Number of rounds of the run.
-      min_sep: Smallest stride between two rounds of one client.
-      max_participations: Largest number of rounds of one client.
+    The accountants treat it as the Gaussian mechanism that it is; composing it twice is running
+    twice on the same clients. Neighbours zero out one client. The inherited `noise_multiplier` is
+    standard deviation over sensitivity of the equivalent Gaussian, z / (S · clip_norm_inflation);
+    `strategy_noise_multiplier` is z, and `clip_norm_inflation` the norm bound of what is summed,
+    divided by the clip norm.
     """
 
     strategy_noise_multiplier: float

@@ -18,14 +18,7 @@ from tff_dpftrl.participation import schema as schema_lib
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """Curve of privacy over one varying quantity.
-
-    Attributes:
-      label: Name of the curve for a legend.
-      x: Values of the varying quantity.
-      rho: Rho of zCDP at each value of `x`.
-      epsilon: Epsilon at each value of `x`, exact.
-    """
+    """Curve of exact ρ and ε over one varying quantity `x`, with a label for a legend."""
 
     label: str
     x: tuple[int, ...]
@@ -35,14 +28,9 @@ class Curve:
 
 @dataclasses.dataclass(frozen=True)
 class TrainedMechanism:
-    """Mechanism with the noise multiplier and report goal of a training.
+    """Mechanism with the noise multiplier z and the report goal of a training.
 
-    Attributes:
-      label: Name of the mechanism for a legend.
-      strategy: Function that builds the strategy for a number of rounds.
-      noise_multiplier: z, standard deviation of the noise per unit clip norm, with
-        `report_goal` clients a round.
-      report_goal: Number of clients a round to which `noise_multiplier` belongs.
+    `strategy` builds the strategy for a number of rounds; `label` is for a legend.
     """
 
     label: str
@@ -53,19 +41,7 @@ class TrainedMechanism:
     def guarantee(
         self, schema: schema_lib.MinSep, report_goal: int, delta: float
     ) -> guarantee.Guarantee:
-        """Computes the guarantee at another report goal, with proportional noise.
-
-        Args:
-          schema: Participation schema; the strategy is built for its rounds.
-          report_goal: Number of clients a round.
-          delta: δ for which ε is stated.
-
-        Returns:
-          The guarantee, with noise multiplier z · report_goal / `self.report_goal`.
-
-        Raises:
-          ValueError: If an argument is out of range.
-        """
+        """Computes the guarantee with noise multiplier z · report_goal / `self.report_goal`."""
         return guarantee.dp_ftrl_guarantee(
             self.strategy(schema.num_rounds),
             noise_multiplier=self.noise_multiplier * report_goal / self.report_goal,
@@ -102,15 +78,7 @@ def by_rounds_and_report_goal(
 ) -> list[Curve]:
     """Computes a curve over rounds for each report goal (Gboard Fig. 4 a, b; BLT Fig. 8 b).
 
-    Args:
-      mechanism: Mechanism that is run; its noise is scaled with the report goal.
-      population: Number of devices; the separation is population / report goal.
-      report_goals: Numbers of clients a round.
-      rounds: Numbers of rounds.
-      delta: Delta for which epsilon is stated.
-
-    Returns:
-      The curves.
+    The noise is scaled with the report goal, and the separation is population / report goal.
     """
     return [
         _curve(
@@ -136,14 +104,7 @@ def by_rounds_and_min_sep(
 ) -> list[Curve]:
     """Computes a curve over rounds for each separation (Gboard Figure 4 c).
 
-    Args:
-      mechanism: Mechanism that is run, with its report goal and noise.
-      min_seps: Separations, as strides.
-      rounds: Numbers of rounds.
-      delta: Delta for which epsilon is stated.
-
-    Returns:
-      The curves; participations are as many as fit.
+    Separations are strides. Clients take part as often as fits.
     """
     return [
         _curve(
@@ -168,15 +129,7 @@ def by_report_goal(
 ) -> list[Curve]:
     """Computes a curve over report goals for each mechanism (BLT Figure 8 a).
 
-    Args:
-      mechanisms: Mechanisms that are run; their noise is scaled with the report goal.
-      population: Number of devices; the separation is population / report goal.
-      num_rounds: Number of rounds of the run.
-      report_goals: Numbers of clients a round.
-      delta: Delta for which epsilon is stated.
-
-    Returns:
-      The curves.
+    The noise is scaled with the report goal, and the separation is population / report goal.
     """
     return [
         _curve(
@@ -204,14 +157,7 @@ def by_rounds(
 ) -> list[Curve]:
     """Computes a curve over rounds for each mechanism (BLT Figure 9).
 
-    Args:
-      mechanisms: Mechanisms that are run, each with its report goal and noise.
-      min_sep: Separation, as a stride.
-      rounds: Numbers of rounds; a mechanism's curve ends at its strategy's `max_rounds`.
-      delta: Delta for which epsilon is stated.
-
-    Returns:
-      The curves.
+    A mechanism's curve ends at its strategy's `max_rounds`.
     """
     curves = []
     for mechanism in mechanisms:

@@ -23,11 +23,9 @@ def _cut(text: Scalar) -> Scalar:
 
 @dataclasses.dataclass(frozen=True)
 class Trust:
-    """Trust model of a run: who is trusted, and with what.
+    """Trust model of a run: who one is protected from, and what the server sees.
 
-    Attributes:
-      setting: The trust model in full.
-      from_whom: Plain sentences on whom one is protected from, and what the server sees.
+    `setting` is the model in full, `from_whom` the same in plain sentences.
     """
 
     setting: str

@@ -94,16 +94,8 @@ def _rounding_of_root(delta: float) -> float:
 def log_delta(mu: float, epsilon: float) -> float:
     """Computes the natural logarithm of the smallest delta, also where delta underflows.
 
-    Args:
-      mu: Sensitivity over standard deviation, at least 0.
-      epsilon: Epsilon, at least 0.
-
-    Returns:
-      log delta; −inf if the mechanism is (epsilon, 0)-DP (mu = 0). Never too small:
-      where no float can hold it, the smallest one that can.
-
-    Raises:
-      ValueError: If an argument is negative or not a number.
+    It is −inf if the mechanism is (epsilon, 0)-DP (mu = 0). It is never too small: where no float
+    can hold it, it is the smallest one that can.
     """
     _check_mu(mu)
     if not epsilon >= 0.0:
@@ -126,16 +118,8 @@ def delta(mu: float, epsilon: float) -> float:
 def epsilon(mu: float, delta: float) -> float:
     """Computes the smallest epsilon for which the mechanism is (epsilon, delta)-DP.
 
-    Args:
-      mu: Sensitivity over standard deviation, at least 0 (inf: no noise).
-      delta: Delta, strictly between 0 and 1; 1e-300 is fine.
-
-    Returns:
-      Epsilon, rounded up by a relative 1e-12; inf if mu is inf or so large that no
-      float can hold epsilon.
-
-    Raises:
-      ValueError: If an argument is out of range.
+    `mu` is sensitivity over standard deviation; inf means no noise. Epsilon is rounded up by a
+    relative 1e-12, and inf if no float can hold it.
     """
     _check_mu(mu)
     validation.delta(delta)
@@ -156,18 +140,10 @@ def epsilon(mu: float, delta: float) -> float:
 
 
 def mu(epsilon: float, delta: float) -> float:
-    """Computes the largest mu whose mechanism is (epsilon, delta)-DP.
+    """Computes the largest mu whose mechanism is (epsilon, delta)-DP, rounded down.
 
-    Args:
-      epsilon: Epsilon, at least 0.
-      delta: Delta, strictly between 0 and 1.
-
-    Returns:
-      mu, rounded down by a relative 1e-12. A noise standard deviation of
-      sensitivity / mu meets the target.
-
-    Raises:
-      ValueError: If an argument is out of range.
+    The rounding is by a relative 1e-12. A noise standard deviation of sensitivity / mu meets the
+    target.
     """
     validation.delta(delta)
     delta = min(delta, _LARGEST_DELTA)
@@ -192,16 +168,6 @@ def epsilon_from_rho_by_rdp(rho: float, delta: float) -> float:
     The best order α > 1 of Canonne, Kamath & Steinke 2020, Proposition 12:
     `rho α + log(1 − 1/α) + (log(1/delta) − log α) / (α − 1)`. For a Gaussian it
     is looser than `epsilon`.
-
-    Args:
-      rho: Parameter of zCDP, at least 0 (inf: no guarantee).
-      delta: Delta, strictly between 0 and 1.
-
-    Returns:
-      Epsilon.
-
-    Raises:
-      ValueError: If an argument is out of range.
     """
     _check_rho(rho)
     validation.delta(delta)
@@ -222,14 +188,3 @@ def epsilon_from_rho_by_rdp(rho: float, delta: float) -> float:
         bound, bounds=(centre - 6.0, centre + 6.0), method="bounded", options={"xatol": 1e-9}
     )
     return max(0.0, float(best.fun))
-
-
-def epsilon_from_rho_classic(rho: float, delta: float) -> float:
-    """Computes epsilon as `rho + 2 √(rho log(1/delta))`, like the oldest papers.
-
-    Bun & Steinke 2016, Proposition 1.3. Arguments and errors are those of
-    `epsilon_from_rho_by_rdp`, which is never larger.
-    """
-    _check_rho(rho)
-    validation.delta(delta)
-    return rho + 2.0 * math.sqrt(-rho * math.log(delta))

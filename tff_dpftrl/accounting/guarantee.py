@@ -190,21 +190,12 @@ class Guarantee:
 
 
 def of_round(private_round: Any, schema: schema_lib.MinSep, delta: float) -> Guarantee:
-    """Computes the guarantee of a run with a private round of DP-FTRL.
+    """Computes the guarantee of a run with a private round of DP-FTRL, for zeroing out one client.
 
-    Args:
-      private_round: A `private_round.fixed_clip.FixedClipRound`, or an
-        `adaptive_clipping.AdaptiveClipRound`, whose released clip norms are covered.
-      schema: Participation schema of the clients; all its rounds are charged.
-      delta: Parameter δ for which ε is stated.
-
-    Returns:
-      The guarantee for zeroing out one client. If the seed of the noise was given, the run has
-      none, and a statement made of the guarantee says so.
-
-    Raises:
-      ValueError: If an argument is out of range, or the strategy is not defined for that many
-        rounds.
+    `private_round` is a `private_round.fixed_clip.FixedClipRound` or an
+    `adaptive_clipping.AdaptiveClipRound`, whose released clip norms are covered. All rounds of the
+    schema are charged. If the seed of the noise was given, the run has no guarantee, and a
+    statement made of this one says so.
     """
     clip_norm = getattr(private_round.clipping, "constant_norm", None)
     return dp_ftrl_guarantee(
@@ -329,11 +320,7 @@ def composed_rho(guarantees: Iterable[Guarantee]) -> float:
     Gaussian mechanisms compose to a Gaussian one: `gaussian.epsilon` of
     `gaussian.mu_from_rho(composed_rho(...))` is the tight epsilon.
 
-    Args:
-      guarantees: Guarantees of the runs or streams.
-
-    Returns:
-      The sum of their rho; inf if one of them has no guarantee, or a part with a δ of its own or
-      an ε without one, of which no rho holds.
+    It is inf if one of them has no guarantee, or a part with a δ of its own or an ε without one, of
+    which no rho holds.
     """
     return float(sum(one.rho_zcdp if one.is_gaussian else math.inf for one in guarantees))

@@ -56,13 +56,10 @@ _LARGEST_SHIFT = 100.0
 class MixtureOfGaussians:
     """Pair of the noise plus a random sensitivity, and the noise N(0, stddev²) or its mirror image.
 
-    Attributes:
-      stddev: Standard deviation of the noise, above 0.
-      sensitivities: Possible values of the sensitivity, at least 0, increasing.
-      probabilities: Probabilities of the sensitivities. If they miss a sum of 1 by up to
-        1e-9, the rest is given to the largest sensitivity, the worst case.
-      is_substitution: Whether the other distribution is the noise minus the random sensitivity,
-        as where a user's examples are replaced; otherwise it is the noise alone.
+    Sensitivities are at least 0 and increase. If their probabilities miss a sum of 1 by up to 1e-9,
+    the rest is given to the largest sensitivity, the worst case. With `is_substitution`, the other
+    distribution is the noise minus the random sensitivity, as where a user's examples are replaced;
+    otherwise it is the noise alone.
     """
 
     stddev: float
@@ -95,11 +92,7 @@ class MixtureOfGaussians:
             object.__setattr__(self, "probabilities", charged)
 
     def to_dp_event(self, num_steps: int) -> dp_accounting.DpEvent:
-        """Describes `num_steps` compositions for dp_accounting's PLD accountant.
-
-        Raises:
-          ValueError: If it is a double mixture, for which there is no event.
-        """
+        """Describes `num_steps` compositions for dp_accounting; refuses a double mixture."""
         if self.is_substitution:
             raise validation.UsageError("No event of dp_accounting describes a substitution.")
         return dp_accounting.SelfComposedDpEvent(
@@ -115,17 +108,8 @@ def els(
 ) -> MixtureOfGaussians:
     """Builds the pair of one DP-SGD step with example-level sampling, for one user.
 
-    Args:
-      noise_multiplier: σ, standard deviation of the noise per unit of the clip
-        norm of an example.
-      sampling_probability: p, probability of an example to be in the batch.
-      group_size: G, largest number of examples of one user.
-
-    Returns:
-      The `MixtureOfGaussians`.
-
-    Raises:
-      ValueError: If an argument is out of range.
+    σ is the noise per unit of the clip norm of an example, p the probability of an example to be in
+    the batch, and G the largest number of examples of one user.
     """
     sampling_probability = validation.probability("sampling_probability", sampling_probability)
     group_size = validation.integer("group_size", group_size, minimum=1)
@@ -143,16 +127,7 @@ Runs: TypeAlias = Sequence[tuple[MixtureOfGaussians, int]]
 def uls(noise_multiplier: float, sampling_probability: float) -> MixtureOfGaussians:
     """Builds the pair of one step with user-level sampling, `els` with group size 1.
 
-    Args:
-      noise_multiplier: σ, standard deviation of the noise per unit of the clip
-        norm of a user's gradient.
-      sampling_probability: q, probability of a user to be in the cohort.
-
-    Returns:
-      The `MixtureOfGaussians`.
-
-    Raises:
-      ValueError: If an argument is out of range.
+    σ is the noise per unit of the clip norm of a user's gradient.
     """
     return els(noise_multiplier, sampling_probability, 1)
 
@@ -169,16 +144,11 @@ def _log_cell_masses(edges: np.ndarray) -> np.ndarray:
 def _step(mixture: MixtureOfGaussians, tail: float, cells: int, remove: bool) -> privacy_loss.Step:
     """Computes a finite pair that dominates one step in one direction.
 
-    The line is cut into cells. Within a cell the loss lies between its values at
-    the edges; the cell's masses under both distributions are exact, and moving
-    them to the edges so that both stay what they are can only add privacy loss.
-
-    Args:
-      mixture: Pair of one step.
-      tail: Probability that each cut-off may give an infinite loss.
-      cells: Number of cells.
-      remove: True if the upper distribution is the mixture, False if it is the
-        centred Gaussian; a double mixture is the same in both directions.
+    The line is cut into cells. Within a cell the loss lies between its values at the edges; the
+    cell's masses under both distributions are exact, and moving them to the edges so that both stay
+    what they are can only add privacy loss. Each cut-off may give an infinite loss with probability
+    `tail`. With `remove`, the upper distribution is the mixture, otherwise the centred Gaussian; a
+    double mixture is the same in both directions.
     """
     remove = remove or mixture.is_substitution
     shifts = np.asarray(mixture.sensitivities) / mixture.stddev
@@ -336,40 +306,21 @@ def _epsilon_by_counting(runs: Runs, delta: float) -> float:
 
 
 def epsilon(mixture: MixtureOfGaussians, *, num_steps: int, delta: float) -> float:
-    """Computes epsilon of `num_steps` steps, the larger one of both directions.
+    """Bounds epsilon of `num_steps` steps from above, the larger one of both directions.
 
-    Args:
-      mixture: Pair of one step, from `els` or `uls`.
-      num_steps: T, number of steps.
-      delta: Delta, strictly between 0 and 1, not below 1e-280.
-
-    Returns:
-      An upper bound of the smallest epsilon, within a relative 1e-4 of it (an
-      absolute 1e-7 if it is below 1e-3; looser if it is beyond a million, or `stddev`
-      below a hundredth of a sensitivity that matters); inf if no float can hold it.
-
-    Raises:
-      ValueError: If an argument is out of range.
+    The bound is within a relative 1e-4 of the smallest epsilon (an absolute 1e-7 if it is below
+    1e-3; looser if it is beyond a million, or `stddev` below a hundredth of a sensitivity that
+    matters); inf if no float can hold it. Delta must not be below 1e-280.
     """
     return epsilon_of_runs([(mixture, num_steps)], delta=delta)
 
 
 def epsilon_of_runs(runs: Runs, *, delta: float) -> float:
-    """Computes epsilon of several runs on the same users together, in any order.
+    """Bounds epsilon of several runs on the same users together, in any order.
 
-    Each may depend on the results of those before it: pairs that dominate the steps dominate
-    their composition (Zhu, Dong & Wang 2022, theorem 10). A Gaussian mechanism is the run of one
-    step with one sensitivity.
-
-    Args:
-      runs: Pairs of one step of each run, and the runs' numbers of steps; at least one run.
-      delta: Delta, strictly between 0 and 1, not below 1e-280.
-
-    Returns:
-      An upper bound of the smallest epsilon, as close as that of `epsilon`.
-
-    Raises:
-      ValueError: If an argument is out of range.
+    Each may depend on the results of those before it: pairs that dominate the steps dominate their
+    composition (Zhu, Dong & Wang 2022, theorem 10). A Gaussian mechanism is the run of one step
+    with one sensitivity. The bound is as close as that of `epsilon`.
     """
     return _epsilon(_checked(runs), validation.delta(delta))
 
@@ -396,35 +347,15 @@ def _epsilon(runs: tuple[tuple[MixtureOfGaussians, int], ...], delta: float) -> 
 
 
 def delta(mixture: MixtureOfGaussians, *, num_steps: int, epsilon: float) -> float:
-    """Computes delta of `num_steps` steps, the larger one of both directions.
+    """Bounds delta of `num_steps` steps from above, the larger one of both directions.
 
-    Args:
-      mixture: Pair of one step, from `els` or `uls`.
-      num_steps: T, number of steps.
-      epsilon: Epsilon, at least 0.
-
-    Returns:
-      An upper bound of the smallest delta, never below 1e-50.
-
-    Raises:
-      ValueError: If an argument is out of range.
+    The bound is never below 1e-50.
     """
     return delta_of_runs([(mixture, num_steps)], epsilon=epsilon)
 
 
 def delta_of_runs(runs: Runs, *, epsilon: float) -> float:
-    """Computes delta of several runs on the same users together, as `epsilon_of_runs` epsilon.
-
-    Args:
-      runs: Pairs of one step of each run, and the runs' numbers of steps; at least one run.
-      epsilon: Epsilon, at least 0.
-
-    Returns:
-      An upper bound of the smallest delta, never below 1e-50.
-
-    Raises:
-      ValueError: If an argument is out of range.
-    """
+    """Bounds delta of several runs on the same users together; the bound is never below 1e-50."""
     return _delta(_checked(runs), validation.number("epsilon", epsilon, at_least=0))
 
 
@@ -458,18 +389,7 @@ def calibrate_els(
 ) -> float:
     """Computes the smallest σ, to a relative 1e-4, with which ELS or ULS meets a target.
 
-    Args:
-      sampling_probability: Probability of an example (ELS) or of a user (ULS) to be in a step.
-      group_size: G, largest number of examples of one user; 1 for ULS.
-      num_steps: T, number of steps.
-      target_epsilon: Largest allowed epsilon.
-      delta: Delta of the target.
-
-    Returns:
-      The noise multiplier; its epsilon was evaluated and is not above the target.
-
-    Raises:
-      ValueError: If an argument is out of range.
+    `group_size` is 1 for ULS. Epsilon of the result was evaluated and is not above the target.
     """
     validation.positive("target_epsilon", target_epsilon)
     validation.delta(delta)

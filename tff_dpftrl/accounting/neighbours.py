@@ -1,10 +1,9 @@
 """Neighbouring data sets besides one user's zero-out: substitution, and groups of users.
 
-All are chains of zero-outs and their reverse: one user's data is replaced by zeros and these by
-other data, one user after the other. `epsilon_by_changes` follows the chain by the definition of
-(ε, δ), for whatever mechanism. Where a mechanism says more, the chain is one step with a larger
-sensitivity: a Gaussian mechanism has the multiple of μ, and sampled steps have a mixture of
-Gaussians (`mixture_of_gaussians`).
+All are chains of zero-outs and their reverse, one user after the other. `epsilon_by_changes`
+follows the chain by the definition of (ε, δ), for any mechanism. Where a mechanism says more, the
+chain is one step with a larger sensitivity: a Gaussian mechanism has the multiple of μ, and sampled
+steps have a mixture of Gaussians (`mixture_of_gaussians`).
 """
 
 from __future__ import annotations
@@ -32,12 +31,10 @@ _SMALLEST_LOG_DELTA, _TOLERANCE = math.log(1e-250), 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class Neighbours:
-    """Relation of two neighbouring data sets.
+    """Relation of two neighbouring data sets in which `group_of` users differ together.
 
-    Attributes:
-      relation: One of `RELATIONS`. With secret sampling in which each unit draws by itself, and a
-        fixed denominator, "add-or-remove" has the same pairs of distributions as "zero-out".
-      group_of: Number of users who differ together.
+    With secret sampling in which each unit draws by itself, and a fixed denominator, the relation
+    "add-or-remove" has the same pairs of distributions as "zero-out".
     """
 
     relation: str = "zero-out"
@@ -73,14 +70,9 @@ class Neighbours:
     ) -> mixture_of_gaussians.MixtureOfGaussians:
         """Builds the pair that dominates a step in which each unit is sampled by itself.
 
-        Args:
-          noise_multiplier: σ, standard deviation of the noise per unit of the clip norm.
-          sampling_probability: Probability of a unit to be in the step.
-          group_size: G, largest number of units of one user.
-
-        Returns:
-          The pair. The worst units of all users who differ point the same way, so that they are
-          those of one user with as many.
+        σ is the noise per unit of the clip norm, `group_size` the largest number G of units of one
+        user. The worst units of all users who differ point the same way, so that they are those of
+        one user with as many.
         """
         from tff_dpftrl.accounting import mixture_of_gaussians  # It takes long to import.
 
@@ -95,19 +87,9 @@ def epsilon_by_changes(
 ) -> float:
     """Bounds epsilon of several changes in a row by that of one, for any mechanism.
 
-    If one change costs (ε', δ') in both directions, k of them cost ε = k ε' and
-    δ = δ' (1 + e^ε' + … + e^((k−1) ε')) (Vadhan 2017, lemma 7.2.2).
-
-    Args:
-      epsilon_of_one: Function from δ' to an upper bound of ε' for one change.
-      num_changes: k, number of changes, such as `Neighbours.num_changes`.
-      delta: δ, strictly between 0 and 1.
-
-    Returns:
-      An upper bound of ε; inf if no δ' down to 1e-250 is small enough.
-
-    Raises:
-      ValueError: If an argument is out of range.
+    If one change costs (ε', δ') in both directions, k of them cost ε = k ε' and δ = δ'
+    (1 + e^ε' + … + e^((k−1) ε')) (Vadhan 2017, lemma 7.2.2). `epsilon_of_one` maps δ' to an upper
+    bound of ε'. The result is inf if no δ' down to 1e-250 is small enough.
     """
     validation.delta(delta)
     num_changes = validation.integer("num_changes", num_changes, minimum=1)

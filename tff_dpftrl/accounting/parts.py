@@ -1,19 +1,18 @@
-"""Parts of a run's budget: all that leaves about the same users, and its cost as a whole.
+"""Everything that a run releases about the same users, and its total privacy cost.
 
-A run releases more than its weights: perhaps a vocabulary, metrics, the choice of one run among
-several. Each is a Gaussian mechanism, or bounded by (ε, δ). Their *losses* are composed with those
-of the weights: squared μ of Gaussian mechanisms add up (Dong, Roth & Su 2022, corollary 2), and
-privacy loss distributions of sampled steps are convolved with theirs (Zhu, Dong & Wang 2022,
-theorem 10). What is known by ε and δ alone is added (Dwork & Roth 2014, theorem 3.16): pure ε to
-ε, and the probability of what has no bound to δ, before the conversion. `composition` does the
-same with runs.
+A run releases more than its weights: perhaps a vocabulary, metrics, or the choice of one run among
+several. Each part is a Gaussian mechanism, or bounded by (ε, δ). Its *losses* are composed with
+those of the weights: squared μ of Gaussian mechanisms add up (Dong, Roth & Su 2022, corollary 2),
+and privacy loss distributions of sampled steps are convolved (Zhu, Dong & Wang 2022, theorem 10).
+What is known by ε and δ alone is added (Dwork & Roth 2014, theorem 3.16): pure ε to ε, and the
+probability of unbounded loss to δ, before the conversion. `composition` does the same with runs.
 
 A figure of each round, of the same secret sample as the round's update, is no run of its own: it
-says who was sampled. Both are one Gaussian vector, of the precision 1/z² = 1/z_update² +
-1/z_round², which is sampled as a whole.
+says who was sampled. Both are one Gaussian vector, of the precision
+1/z² = 1/z_update² + 1/z_round², which is sampled as a whole.
 
-`EVALUATION` is of other users than all else, who never train (`runs.released_metrics` has the
-proof): ε of the whole is the larger one of theirs and that of all other parts together.
+`EVALUATION` is of other users, who never train (`runs.released_metrics` has the proof): ε of the
+whole is the larger one of theirs and that of all other parts together.
 """
 
 from __future__ import annotations
@@ -94,12 +93,7 @@ def to_json(parts: Iterable[Part]) -> list[dict[str, Any]]:
 
 
 def from_json(values: Iterable[Mapping[str, Any]]) -> tuple[Part, ...]:
-    """Reads what `to_json` returned.
-
-    Raises:
-      TypeError: If an entry is no part.
-      UsageError: If a cost is out of range.
-    """
+    """Reads what `to_json` returned; refuses entries that are no parts and costs out of range."""
     return tuple(Part(**value) for value in values)
 
 
@@ -186,11 +180,9 @@ class Weights(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class GaussianRounds:
-    """Rounds that are one Gaussian mechanism, with a bounded number of rounds of one unit.
+    """Rounds that are one Gaussian mechanism of `mu`, sensitivity over standard deviation.
 
-    Attributes:
-      mu: Sensitivity over standard deviation.
-      participations: Largest number of rounds of one unit.
+    One unit is in at most `participations` rounds.
     """
 
     mu: float
@@ -221,11 +213,8 @@ class GaussianRounds:
 class SampledRounds:
     """Rounds that each sample units by themselves, in secret, with independent noise.
 
-    Attributes:
-      noise_multiplier: σ, standard deviation of the noise per unit of one round's sensitivity.
-      sampling_probability: Probability of a unit to be in a round.
-      num_rounds: Number of rounds in which a unit may be.
-      group_size: Largest number of units of one user.
+    σ is the noise per unit of one round's sensitivity, `num_rounds` the number of rounds in which a
+    unit may be, and `group_size` the largest number of units of one user.
     """
 
     noise_multiplier: float
@@ -271,22 +260,15 @@ class SampledRounds:
 
 @dataclasses.dataclass(frozen=True)
 class BoundedRounds:
-    """Rounds of which an upper bound of ε is known at any δ, and nothing else.
-
-    Attributes:
-      run: The rounds.
-      sampling: Name of their sampling.
-    """
+    """Rounds of which an upper bound of ε is known at any δ, and nothing else."""
 
     run: samplings.Bounded
     sampling: str
 
     def composed(self, mu: float, precision: float, delta: float) -> float:
-        """Computes ε of the rounds and of other Gaussian mechanisms; see `Weights`.
+        """Computes ε of the rounds and of other Gaussian mechanisms.
 
-        Raises:
-          UsageError: If rounds release figures of their cohorts besides, which would say who was
-            sampled.
+        Figures of the rounds' cohorts are refused: they would say who was sampled.
         """
         if precision > 0.0:
             self.noise_of_figure()
@@ -303,11 +285,7 @@ class BoundedRounds:
         return self
 
     def noise_of_figure(self) -> float:
-        """Refuses figures of a round.
-
-        Raises:
-          UsageError: Always.
-        """
+        """Refuses figures of a round."""
         raise validation.UsageError(
             f"Figures of each round cannot be accounted for with the sampling {self.sampling!r}: "
             "release none, or take the sampling 'cyclic'."
@@ -315,16 +293,7 @@ class BoundedRounds:
 
 
 def epsilon_of_losses(mu: float, runs: _Runs, delta: float) -> float:
-    """Computes ε of a Gaussian mechanism and of sampled steps together.
-
-    Args:
-      mu: Sensitivity over standard deviation of the Gaussian mechanism, 0 for none.
-      runs: Pairs of one step of each run, and the runs' numbers of steps.
-      delta: δ.
-
-    Returns:
-      An upper bound, as close as `mixture_of_gaussians.epsilon_of_runs`.
-    """
+    """Bounds ε of a Gaussian mechanism (`mu`, 0 for none) and of sampled steps together."""
     if not runs:
         return gaussian.epsilon(mu, delta)
     from tff_dpftrl.accounting import mixture_of_gaussians  # It takes long to import.
@@ -347,11 +316,7 @@ def added_epsilon(parts: Iterable[Part]) -> float:
 
 
 def remaining_delta(parts: Iterable[Part], delta: float) -> float:
-    """Computes what parts leave of δ to the Gaussian mechanisms.
-
-    Raises:
-      UsageError: If they leave nothing.
-    """
+    """Computes what parts leave of δ to the Gaussian mechanisms; refuses to leave nothing."""
     spent = math.fsum(part.delta for part in parts)
     if spent == 0.0:
         return delta
@@ -390,19 +355,10 @@ def precision_of_rounds(parts: Iterable[Part]) -> float:
 
 
 def compose(weights: Weights, parts: Sequence[Part], delta: float) -> float:
-    """Computes ε of a run's weights and of all else that it releases, together.
+    """Bounds ε of a run's weights and of all else that it releases, together.
 
-    Args:
-      weights: The rounds.
-      parts: All else.
-      delta: δ of the whole.
-
-    Returns:
-      An upper bound; that of the weights if there is nothing else.
-
-    Raises:
-      UsageError: If the parts' own δ leave nothing, or if rounds release figures that cannot be
-        accounted for.
+    Parts whose own δ leave nothing are refused, and so are figures of rounds that cannot be
+    accounted for.
     """
     left = remaining_delta(parts, delta)
     epsilon = weights.composed(gaussian_mu(parts), precision_of_rounds(parts), left)
@@ -420,17 +376,10 @@ def epsilon_without_weights(weights: Weights, parts: Sequence[Part], delta: floa
 
 
 def costs(weights: Weights, says: str, parts: Sequence[Part], delta: float) -> tuple[Cost, ...]:
-    """Computes the cost of each part alone, that of the weights first.
+    """Computes the cost of each part alone, that of the weights first; none without other parts.
 
-    Args:
-      weights: The rounds.
-      says: Mechanism of the weights, a phrase.
-      parts: All else that the run releases.
-      delta: δ of the whole.
-
-    Returns:
-      The costs. They do not add up to that of the whole, which is `compose`; none if there are no
-      other parts.
+    They do not add up to that of the whole, which is `compose`. `says` is the mechanism of the
+    weights, a phrase.
     """
     if not parts:
         return ()
@@ -451,16 +400,10 @@ _LARGE_EPSILON = 40.0
 def profile(
     weights: Weights, parts: tuple[Part, ...], epsilon: float
 ) -> tuple[tuple[float, float], ...]:
-    """Computes points (ε, δ) of the weights and of all else together.
+    """Computes points (ε, δ) of the weights and of all else together, with δ rounded up.
 
-    Args:
-      weights: The rounds.
-      parts: All else.
-      epsilon: ε of the whole.
-
-    Returns:
-      Points from the smallest ε on, with δ rounded up; empty if only ε is known, or if it is so
-      large that no guess is bounded.
+    The points begin at the smallest ε. There are none if only ε is known, or if it is so large that
+    no guess is bounded.
     """
     spent, lost = added_epsilon(parts), math.fsum(part.delta for part in parts)
     left = epsilon - spent

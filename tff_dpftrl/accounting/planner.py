@@ -45,15 +45,8 @@ def noise_in_sum(
 ) -> float:
     """Computes the noise in the sum of the averaged updates, root mean square over rounds.
 
-    Args:
-      strategy: Strategy that generates the noise.
-      num_rounds: Number of rounds of the run.
-      noise_multiplier: z, standard deviation of the noise per unit clip norm.
-      report_goal: Number of clients a round, by which each sum is divided.
-      workload: Workload of the run, whose models are meant, not the sums; None for the sums.
-
-    Returns:
-      The standard deviation per coordinate and unit of clip norm.
+    It is the standard deviation per coordinate and unit of clip norm. Each sum is divided by
+    `report_goal`. With `workload`, it is the noise in the models rather than in the sums.
     """
     strategy_lib.check_strategy(strategy)
     return strategy.rms_error(num_rounds, workload) * noise_multiplier / report_goal
@@ -76,19 +69,12 @@ def production_noise_in_sum(
 class Plan:
     """Plan of a run: a mechanism with its noise, report goal and costs.
 
-    Attributes:
-      mechanism: Name of the mechanism in the table of mechanisms.
-      strategy: Strategy, optimised for the schema.
-      report_goal: Number of clients a round.
-      guarantee: Guarantee of the run, with noise multiplier and schema. With
-        secure aggregation the noise multiplier is relative to the inflated norm.
-      noise_in_sum: Noise in the sum of the averaged updates, from the function of this
-        name, of all noise parties together; it stands for utility, by the hypothesis.
-      noise_per_round: Noise in one round's averaged update, root mean square over
-        rounds, per coordinate and unit of clip norm.
-      memory_copies: Number of model-sized tensors that the server keeps between rounds.
-      memory_bytes: Bytes of these tensors, as float32.
-      upload_bytes: Bytes that one client sends in a round.
+    With secure aggregation the noise multiplier of `guarantee` is relative to the inflated norm.
+    `noise_in_sum` is that of all noise parties together; it stands for utility, by the hypothesis.
+    `noise_per_round` is that in one round's averaged update, root mean square over rounds, per
+    coordinate and unit of clip norm. `memory_copies` counts the model-sized tensors that the server
+    keeps between rounds, and `memory_bytes` is their size as float32. `upload_bytes` are sent by
+    one client in a round.
     """
 
     mechanism: str
@@ -114,17 +100,7 @@ class Plan:
     ) -> guarantee.Guarantee:
         """Computes what the same noise guarantees if the run differs from its plan.
 
-        Args:
-          num_rounds: Number of rounds actually run; as planned if None.
-          min_sep: Stride actually observed; as planned if None.
-          max_participations: Largest number of rounds of one device actually observed; as
-            many as fit if None.
-
-        Returns:
-          The guarantee.
-
-        Raises:
-          ValueError: If the strategy cannot run that long.
+        `num_rounds` and `min_sep` are as planned if None; participations are then as many as fit.
         """
         planned = self.guarantee.schema
         num_rounds = planned.num_rounds if num_rounds is None else num_rounds
@@ -174,17 +150,8 @@ def make_plans(
 ) -> list[Plan]:
     """Makes one plan for each mechanism and report goal that the population allows.
 
-    Args:
-      request: Known facts about the run, and the target.
-      mechanisms: Names of mechanisms in `mechanisms.table` that can be run; None for
-        `default_mechanisms`.
-
-    Returns:
-      The plans, by report goal and mechanism.
-
-    Raises:
-      ValueError: If no report goal is possible, a target is out of range, or a
-        mechanism is unknown or cannot be run.
+    `mechanisms` are names in `mechanisms.table`, `default_mechanisms` if None. The plans are sorted
+    by report goal and mechanism.
     """
     if mechanisms is None:
         mechanisms = default_mechanisms(request.num_rounds)
@@ -262,13 +229,7 @@ def _plan(
 def pareto(plans: Iterable[Plan]) -> list[Plan]:
     """Selects the plans that no other plan beats in privacy, noise, report goal and memory.
 
-    Costs that differ by less than a relative 1e-6 count as equal.
-
-    Args:
-      plans: Plans to compare.
-
-    Returns:
-      Those not dominated, in the order given.
+    Costs that differ by less than a relative 1e-6 count as equal. The order is kept.
     """
     plans = list(plans)
 
@@ -290,7 +251,7 @@ def pareto(plans: Iterable[Plan]) -> list[Plan]:
 
 
 def recommend(plans: Iterable[Plan], quiet_enough: float | None) -> Plan:
-    """Recommends one of several plans.
+    """Recommends one of several plans of one request.
 
     Devices cost: a round asks `report_goal` of them, and a run asks each device
     report_goal · num_rounds / population times. Memory costs, too: plans that keep more
@@ -304,13 +265,8 @@ def recommend(plans: Iterable[Plan], quiet_enough: float | None) -> Plan:
       (sensitivity over standard deviation) is the same for all plans with one target ε,
       and the noise is the same for all plans with one target noise.
 
-    Args:
-      plans: Plans of one request.
-      quiet_enough: `noise_in_sum` that is known to keep utility, such as
-        `production_noise_in_sum`; None if the noise was the target, so that privacy decides.
-
-    Returns:
-      The recommended plan.
+    `quiet_enough` is a `noise_in_sum` that is known to keep utility, such as
+    `production_noise_in_sum`; None if the noise was the target, so that privacy decides.
     """
     plans = list(plans)
     plans = [plan for plan in plans if plan.memory_copies <= _MAX_COPIES] or plans

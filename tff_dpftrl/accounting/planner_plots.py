@@ -17,14 +17,7 @@ if TYPE_CHECKING:
 def draw_curves(
     axes: axes_lib.Axes, curves: Sequence[extrapolation.Curve], *, x_label: str, quantity: str
 ) -> None:
-    """Draws extrapolated curves.
-
-    Args:
-      axes: Axes to draw on.
-      curves: Curves to draw.
-      x_label: Name of the quantity that varies.
-      quantity: Attribute of a curve that is drawn, "rho" or "epsilon".
-    """
+    """Draws the `quantity` of extrapolated curves, "rho" or "epsilon"."""
     for curve in curves:
         axes.plot(curve.x, getattr(curve, quantity), label=curve.label)
     axes.set_xlabel(x_label)
@@ -35,12 +28,7 @@ def draw_curves(
 
 
 def draw_plans(axes: axes_lib.Axes, plans: Sequence[planner.Plan]) -> None:
-    """Draws noise against report goal, or epsilon if all plans have the same noise.
-
-    Args:
-      axes: Axes to draw on.
-      plans: Plans of one request.
-    """
+    """Draws noise against report goal, or epsilon if all plans have the same noise."""
     noises = [plan.noise_in_sum for plan in plans]
     same_noise = max(noises) <= min(noises) * (1 + 1e-6)
     for name in dict.fromkeys(plan.mechanism for plan in plans):
@@ -60,11 +48,7 @@ def draw_plans(axes: axes_lib.Axes, plans: Sequence[planner.Plan]) -> None:
 
 
 def format_of(path: str | os.PathLike[str]) -> str:
-    """Returns the format that the suffix of a plot's path chooses; PNG if it has none.
-
-    Raises:
-      UsageError: If Matplotlib does not know it.
-    """
+    """Returns the format that the suffix of a plot's path chooses; PNG if it has none."""
     path = pathlib.Path(path)
     form = path.suffix[1:].lower() or "png"
     known = pictures.new_figure(1, 1).canvas.get_supported_filetypes()
@@ -77,16 +61,7 @@ def format_of(path: str | os.PathLike[str]) -> str:
 
 
 def save_plans(path: str | os.PathLike[str], plans: Sequence[planner.Plan], title: str) -> None:
-    """Writes the plot of `draw_plans` to a file, in one step.
-
-    Args:
-      path: Path of the file. Its suffix chooses the format; PNG if it has none.
-      plans: Plans of one request.
-      title: Title of the plot.
-
-    Raises:
-      UsageError: If the file cannot be written, or Matplotlib does not know the format.
-    """
+    """Writes the plot of `draw_plans` to a file in one step; the suffix of `path` is its format."""
     form, figure = format_of(path), pictures.new_figure(7, 4.5)
     import matplotlib
 

@@ -1,8 +1,7 @@
 """Requests to the planner: known facts, a target, and the participation schema they imply.
 
-A device that took part in round t may not come back before round t + min_sep. With
-`report_goal` clients a round the population is used up after population / report_goal
-rounds, so that is the largest separation there can be (Xu et al. 2023, section 2.2).
+With `report_goal` clients a round, the population is used up after population / report_goal rounds:
+no larger separation is possible (Xu et al. 2023, section 2.2).
 """
 
 from __future__ import annotations
@@ -21,11 +20,7 @@ DEFAULT_REPORT_GOALS = (100, 200, 500, 1000, 2000, 3000, 5000, 6500, 10_000, 20_
 
 
 def largest_min_sep(population: int, report_goal: int) -> int:
-    """Computes the largest stride that a population allows, ⌊population / report_goal⌋.
-
-    Raises:
-      ValueError: If the population has fewer clients than a round needs.
-    """
+    """Computes the largest stride that a population allows, ⌊population / report_goal⌋."""
     validation.integer("report_goal", report_goal, minimum=1)
     if report_goal > population:
         raise validation.UsageError(
@@ -37,13 +32,8 @@ def largest_min_sep(population: int, report_goal: int) -> int:
 def min_sep_of_timer(timer_hours: float, rounds_per_day: float) -> int:
     """Computes the stride that a timer on devices enforces at a steady speed of training.
 
-    Args:
-      timer_hours: Time in hours that a device waits after it took part.
-      rounds_per_day: Number of rounds committed in 24 hours. If training runs faster than
-        this for a while, the stride is smaller: it has to be observed.
-
-    Returns:
-      ⌊timer_hours · rounds_per_day / 24⌋, at least 1.
+    It is ⌊timer_hours · rounds_per_day / 24⌋, at least 1. If training commits more rounds in 24
+    hours for a while, the stride is smaller: it has to be observed.
     """
     validation.positive("timer_hours", timer_hours)
     validation.positive("rounds_per_day", rounds_per_day)
@@ -131,11 +121,7 @@ class Request:
         return budget_shares.planned(self.target_epsilon, self.delta, self.shares)
 
     def schema(self, report_goal: int) -> schema_lib.MinSep:
-        """Computes the participation schema at a report goal.
-
-        Raises:
-          ValueError: If the population cannot keep it.
-        """
+        """Computes the participation schema at a report goal."""
         most = largest_min_sep(self.population, report_goal)
         if self.min_sep is None:
             min_sep = max(1, math.floor(self.min_sep_fraction * most))
@@ -160,11 +146,7 @@ class Request:
         return schema
 
     def check_feasible(self) -> None:
-        """Checks that the population can keep up at least one report goal.
-
-        Raises:
-          ValueError: If it can keep up none. The message names what is missing for the smallest.
-        """
+        """Refuses a population that allows no report goal; says what the smallest one lacks."""
         feasible, left_out = self.schemas()
         if not feasible:
             least = min(left_out)
@@ -174,11 +156,7 @@ class Request:
             )
 
     def schemas(self) -> tuple[dict[int, schema_lib.MinSep], dict[int, str]]:
-        """Computes the schema of each report goal that the population can keep up.
-
-        Returns:
-          A pair: schemas by report goal, and reasons by the report goals that are left out.
-        """
+        """Computes the feasible schemas by report goal, and why other goals are left out."""
         feasible, left_out = {}, {}
         for report_goal in sorted(set(self.report_goals)):
             try:

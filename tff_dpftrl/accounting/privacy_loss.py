@@ -32,12 +32,10 @@ _MAX_GRID = 1 << 24
 
 
 class Step(NamedTuple):
-    """A finite pair of distributions that dominates one step.
+    """Finite pair of distributions that dominates one step.
 
-    Attributes:
-      losses: Privacy losses, shape [atoms], float64, in any order.
-      masses: Probabilities under the upper distribution, shape [atoms].
-      infinity_mass: Probability of an infinite loss under the upper distribution.
+    Atoms have privacy losses, in any order, and masses under the upper distribution, which gives an
+    infinite loss the probability `infinity_mass`.
     """
 
     losses: np.ndarray
@@ -52,10 +50,8 @@ Steps: TypeAlias = Sequence[tuple[Step, int]]
 class Saddle(NamedTuple):
     """Saddle point that decides the tail of the composed loss.
 
-    Attributes:
-      tilt: λ, best exponent of the Chernoff bound.
-      epsilon: Epsilon by the Chernoff bound, an upper bound of the answer.
-      cumulants: Cumulant log E[e^(λ · loss)] of one step of each kind, without infinite losses.
+    `tilt` is λ, the best exponent of the Chernoff bound, and `epsilon` that bound. `cumulants` are
+    log E[e^(λ · loss)] of one step of each kind, without infinite losses.
     """
 
     tilt: float
@@ -83,16 +79,7 @@ def total_cumulant(steps: Steps, cumulants: Sequence[float]) -> float:
 
 
 def tilted_mean_of_square(step: Step, tilt: float, values: np.ndarray) -> float:
-    """Computes E[values²] of one step under the law tilted by e^(tilt · loss).
-
-    Args:
-      step: Pair of one step.
-      tilt: λ, exponent of the tilt.
-      values: Values of the atoms, shape [atoms].
-
-    Returns:
-      The expectation.
-    """
+    """Computes E[values²], one value an atom, under a step's law tilted by e^(tilt · loss)."""
     exponents = tilt * step.losses
     weights = step.masses * np.exp(exponents - np.max(exponents))
     return float(weights @ values**2 / weights.sum())
@@ -135,30 +122,22 @@ def chernoff_delta(steps: Steps, epsilon: float) -> float:
 
 
 def resolution(saddle: Saddle, num_steps: int, tolerance: float) -> float:
-    """Computes the grid interval that costs about `tolerance` of epsilon.
+    """Computes the grid interval h, in units of privacy loss, that costs `tolerance` of epsilon.
 
-    Splitting an atom over an interval h multiplies E[e^(λ · loss)] by at most
-    1 + λ (λ + 1) h² / 8, which T times moves epsilon by T (λ + 1) h² / 8.
-
-    Args:
-      saddle: Saddle point of the epsilon to be computed.
-      num_steps: T, number of steps.
-      tolerance: Allowed relative excess of an epsilon of at least 1e-3.
-
-    Returns:
-      The interval h, in units of privacy loss.
+    Splitting an atom over an interval h multiplies E[e^(λ · loss)] by at most 1 + λ (λ + 1) h² / 8,
+    which T times moves epsilon by T (λ + 1) h² / 8. `tolerance` is relative to an epsilon of at
+    least 1e-3.
     """
     allowed = tolerance * max(saddle.epsilon, _SMALL_EPSILON)
     return math.sqrt(8.0 * allowed / (num_steps * (saddle.tilt + 1.0)))
 
 
 def _window(steps: Steps, saddle: Saddle, log_negligible: float) -> tuple[float, float]:
-    """Computes where the answer needs the composed loss, and the period of the FFT.
+    """Computes where the answer needs the composed loss, and the period of the FFT: (low, high).
 
-    Returns:
-      (low, high): the FFT wraps around with period high − low, so that positive
-      losses in the window gain tilted mass of at most `_ALIASED` from each side;
-      the untilted mass above `high` is at most e^log_negligible.
+    The FFT wraps around with period high − low, so that positive losses in the window gain tilted
+    mass of at most `_ALIASED` from each side; the untilted mass above `high` is at most
+    e^log_negligible.
     """
 
     def chernoff(sign: float, log_mass: float) -> float:
@@ -216,12 +195,9 @@ def _power(values: np.ndarray, exponent: int) -> np.ndarray:
 class ComposedLoss:
     """Privacy loss of all steps, accurate near one epsilon and never too small.
 
-    Args:
-      steps: Pair of one step of each kind, and their numbers.
-      saddle: Saddle point of the epsilon near which the loss is needed.
-      interval: Grid interval, in units of privacy loss, from `resolution`.
-      log_negligible: Natural logarithm of a probability that may be ignored, far
-        below the delta that is given or computed. That delta is charged for it.
+    `interval` is the grid's, in units of privacy loss, from `resolution`. `log_negligible` is the
+    natural logarithm of a probability that may be ignored, far below the delta that is given or
+    computed. That delta is charged for it.
     """
 
     def __init__(

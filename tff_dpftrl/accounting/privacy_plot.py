@@ -28,13 +28,7 @@ _FOOTNOTE = (
 def draw_trade_off(
     axes: Any, curves: Sequence[tuple[str, tuple[str, str], Curve]], *, chance: str
 ) -> None:
-    """Draws trade-off curves, and that of chance, on square axes from 0 to 1.
-
-    Args:
-      axes: Matplotlib's axes.
-      curves: Label, colour and style, and function of each curve.
-      chance: Label of the curve of chance.
-    """
+    """Draws trade-off curves, and that of chance, on square axes from 0 to 1."""
     # Denser at both ends, where the curves are steep.
     rates = np.sin(np.linspace(0.0, np.pi / 2.0, _POINTS)) ** 2
     axes.plot(rates, 1.0 - rates, ":", color="0.4", lw=1.2, label=chance)
@@ -53,14 +47,7 @@ def draw(statement: privacy_statement.PrivacyStatement) -> Any:
     used. On the right: δ against ε. A Gaussian mechanism is compared with what its (ε, δ) alone
     says, another run with the Gaussian mechanism of the same (ε, δ).
 
-    Args:
-      statement: A statement with a guarantee.
-
-    Returns:
-      A `matplotlib.figure.Figure`.
-
-    Raises:
-      ValueError: If the statement has no guarantee.
+    A statement without a guarantee is refused.
     """
     of_run, epsilon, delta = statement.trade_off(), statement.epsilon, statement.delta
     if of_run is None or epsilon is None:

@@ -59,15 +59,7 @@ def _without_digests(subject: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def refuse_edited(values: Mapping[str, Any], name: object = "text") -> None:
-    """Refuses a statement in JSON that is not as it was written.
-
-    Args:
-      values: Content of the JSON. Statements of earlier versions have no digest, and pass.
-      name: Name of the file, for the message.
-
-    Raises:
-      EditedError: If an entry was edited.
-    """
+    """Refuses an edited statement in JSON. Earlier versions have no digest, and pass."""
     subject = values.get("subject")
     stated = subject.get(DIGEST) if isinstance(subject, Mapping) else None
     if stated is not None and stated != digest(values):

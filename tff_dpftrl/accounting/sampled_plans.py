@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
-
-from scipy import stats
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import (
@@ -36,24 +33,15 @@ _OF_ROUNDS = "metrics"  # Share of what each round releases of its cohort.
 
 @dataclasses.dataclass(frozen=True)
 class SampledPlan:
-    """Plan of a run with secret sampling.
+    """Plan of a run with secret sampling, whose ε is not above the target.
 
-    Attributes:
-      name: Name of the sampling in `samplings.SAMPLINGS`.
-      sampling: The sampling.
-      num_clients: Number of clients who can be sampled.
-      strategy: Strategy of the noise.
-      report_goal: Expected number of clients a round.
-      noise_multiplier: z, standard deviation of the noise per unit clip norm.
-      epsilon: ε of the run at the δ that was asked for, not above the target.
-      noise_in_sum: Noise in the sum of the averaged updates (`planner.noise_in_sum`).
-      memory_copies: Number of model-sized tensors that the noise keeps between rounds.
-      costs: What the weights and all else that the run releases cost alone; none for weights alone.
+    `report_goal` is the expected number of clients a round. `memory_copies` counts the model-sized
+    tensors that the noise keeps between rounds. `costs` are those of the weights and all else that
+    the run releases; none for weights alone.
     """
 
     name: str
     sampling: sampling_lib.Sampling
-    num_clients: int
     strategy: strategy_lib.Strategy
     report_goal: int
     noise_multiplier: float
@@ -65,8 +53,7 @@ class SampledPlan:
     @property
     def given(self) -> dict[str, Any]:
         """Options of the sampling, by the names of `samplings.SAMPLINGS`."""
-        values = {"clients": self.num_clients, **vars(self.sampling)}
-        needs = samplings.SAMPLINGS[self.name].needs
+        values, needs = vars(self.sampling), samplings.SAMPLINGS[self.name].needs
         return {name: values[samplings.FIELDS.get(name, name)] for name in needs}
 
     def to_dict(self) -> dict[str, Any]:
@@ -97,21 +84,8 @@ def make_plans(
 ) -> list[SampledPlan]:
     """Makes plans for each number of clients a round; with cyclic sampling, by bands too.
 
-    Args:
-      sampling: Name of the sampling in `samplings.SAMPLINGS`.
-      population: Number of clients who can be sampled.
-      num_rounds: Number of rounds of the run.
-      report_goals: Expected numbers of clients a round; those above the population are left out.
-      target_epsilon: Largest allowed ε.
-      delta: δ of the target.
-      shares: Shares of the budget that others than the weights get (`budget_shares`).
-
-    Returns:
-      The plans, by report goal and bands.
-
-    Raises:
-      UsageError: If an argument is out of range, all report goals are above the population, or
-        metrics of rounds have a share and the sampling allows none.
+    Report goals above the population are left out. `shares` are those of the budget that others
+    than the weights get (`budget_shares`).
     """
     population = validation.integer("population", population, minimum=1)
     num_rounds = validation.integer("num_rounds", num_rounds, minimum=1)
@@ -133,11 +107,10 @@ def make_plans(
 
 @dataclasses.dataclass(frozen=True)
 class _Maker:
-    """Maker of plans for several report goals; attributes as the arguments of `make_plans`.
+    """Maker of plans for several report goals, with the arguments of `make_plans`.
 
-    Attributes:
-      others: Parts with shares, but for figures of rounds.
-      share_of_figures: Share of the figures of rounds; 0 for none.
+    `others` are the parts with shares, but for figures of rounds, whose share is
+    `share_of_figures`.
     """
 
     name: str
@@ -150,7 +123,7 @@ class _Maker:
 
     def plans(self, goal: int) -> list[SampledPlan]:
         """Makes the plans in which a round expects so many clients."""
-        rounds, share = self.num_rounds, goal / self.population
+        rounds = self.num_rounds
         expected = {"num_clients": self.population, "clients_per_round": goal}
         match self.name:
             case "cyclic":
@@ -182,20 +155,11 @@ class _Maker:
                 return cyclic_optimize.try_bands(
                     waiting, lambda plan: plan.noise_in_sum, rounds, most
                 )
-            case "poisson":
-                drawn = sampling_lib.CyclicPoisson.for_cohorts(rounds, 1, **expected)
             case "bins":
                 drawn = sampling_lib.BallsInBins(rounds, min(rounds, self.population // goal))
                 return [self._plan(goal, drawn, table.build("blt", drawn.schema, table.DEFAULTS))]
-            case "allocation":
-                each = max(1, math.ceil(share * rounds - 1e-9))
-                drawn = sampling_lib.RandomAllocation(rounds, each)
-            case _:
-                # A larger cohort in any round costs a tenth of δ.
-                tail = 0.1 * self.delta / rounds
-                largest = int(stats.binom.isf(tail, self.population, share)) + 1
-                drawn = sampling_lib.TruncatedPoisson(rounds, share, min(self.population, largest))
-        return [self._plan(goal, drawn, identity.Identity())]
+        poisson = sampling_lib.CyclicPoisson.for_cohorts(rounds, 1, **expected)
+        return [self._plan(goal, poisson, identity.Identity())]
 
     def _plan(
         self,
@@ -207,9 +171,7 @@ class _Maker:
         """Makes a plan with the smallest noise that meets the target, if it is not given."""
 
         def rounds(noise: float) -> parts.Weights:
-            run = samplings.zero_out(
-                sampling, strategy, noise_multiplier=noise, num_clients=self.population
-            )
+            run = samplings.zero_out(sampling, strategy, noise_multiplier=noise)
             return samplings.rounds_of(run, self.name)
 
         def beside(others: tuple[parts.Part, ...]) -> float:
@@ -233,7 +195,6 @@ class _Maker:
         return SampledPlan(
             self.name,
             sampling,
-            self.population,
             strategy,
             goal,
             noise_multiplier,

@@ -1,11 +1,10 @@
 """Accounting of runs whose cohorts are drawn in secret, by the description of their sampling.
 
-Runs and commands take a sampling by its name in `SAMPLINGS`, and account for it by its description
-(`participation.sampling`). To add one, add its description, a row here and a case in `zero_out`.
-Each unit (a user, or an example of one) draws by itself and independently of the data.
+`SAMPLINGS` has the samplings by name. To add one, add its description (`participation.sampling`), a
+row here and a case in `zero_out`. Each unit (a user, or an example of one) draws by itself and
+independently of the data.
 
-Functions import what they need when they are called: `--help` needs names and summaries, and must
-be quick.
+Functions import what they need when they are called: `--help` must be quick.
 """
 
 from __future__ import annotations
@@ -30,13 +29,10 @@ ZERO_OUT = neighbours_lib.Neighbours()
 class Row:
     """Row of the table of samplings.
 
-    Attributes:
-      summary: Description of the sampling in one line.
-      needs: Names of the options that it needs.
-      method: How its epsilon is computed, a noun phrase; empty where `SampledSteps` says it.
-      sentences: The same for a statement; empty if no run with correlated noise has this sampling.
-      allows: Names of the options that it takes besides.
-      independent_noise: Whether it is accounted for with independent noise only.
+    `needs` and `allows` are names of options. `method` is how its epsilon is computed, a noun
+    phrase; empty where `SampledSteps` says it. `sentences` are the same for a statement; empty if
+    no run with correlated noise has this sampling. With `independent_noise`, it is accounted for
+    with independent noise only.
     """
 
     summary: str
@@ -84,25 +80,12 @@ SAMPLINGS = {
             "that one is in with one probability each, as Poisson-sampled Gaussians."
         ),
     ),
-    "allocation": Row(
-        summary="each unit draws its rounds, as many as all others, once",
-        needs=("rounds_per_client",),
-        method="the privacy loss distribution of random allocation",
-        independent_noise=True,
-    ),
-    "truncated": Row(
-        summary="as poisson, but cohorts have a largest size",
-        needs=("sampling_probability", "clients", "largest_cohort"),
-        method="Poisson sampling's privacy loss distribution and a part of δ",
-        independent_noise=True,
-    ),
 }
 """Samplings by their names: those of `participation.sampling`, and "poisson", cyclic in one group.
 
 Options are `sampling_probability`, of a unit to be in a cohort (of each round; of its group's turn;
-of a round if it was in none of the last min_sep − 1), `sampling_groups`, `min_sep`, `bins`,
-`rounds_per_client`, `largest_cohort`, the number of units `clients`, and `group_size`, the largest
-number of units of one user.
+of a round if it was in none of the last min_sep − 1), `sampling_groups`, `min_sep`, `bins`, and
+`group_size`, the largest number of units of one user.
 """
 
 OF_A_POOL = (
@@ -116,29 +99,15 @@ OF_A_POOL = (
 
 FIELDS = {"sampling_groups": "num_groups", "bins": "num_bins"}
 """Attributes of descriptions whose options have other names."""
-_NOT_DESCRIBED = ("group_size", "clients")
 
 
 def described(name: str, num_rounds: int, options: Mapping[str, Any]) -> sampling_lib.Sampling:
-    """Describes a sampling by options.
-
-    Args:
-      name: Name of the sampling in `SAMPLINGS`.
-      num_rounds: Number of rounds of the run.
-      options: Options of the sampling, with those that it needs.
-
-    Returns:
-      The description.
-
-    Raises:
-      UsageError: If an option is out of range.
-    """
+    """Describes a sampling by options."""
     from tff_dpftrl.participation import sampling as sampling_lib
 
     if name == "poisson":
         return sampling_lib.CyclicPoisson(num_rounds, 1, options["sampling_probability"])
-    names = [name for name in SAMPLINGS[name].needs if name not in _NOT_DESCRIBED]
-    fields = {FIELDS.get(option, option): options[option] for option in names}
+    fields = {FIELDS.get(option, option): options[option] for option in SAMPLINGS[name].needs}
     return sampling_lib.KINDS[name](num_rounds, **fields)
 
 
@@ -157,32 +126,14 @@ def zero_out(
     noise_multiplier: float,
     num_rounds: int | None = None,
     units_per_client: int = 1,
-    num_clients: int | None = None,
 ) -> Bounded:
-    """Accounts for zeroing out one client in the first rounds of a run.
+    """Accounts for zeroing out one client in the first `num_rounds` rounds (all if None) of a run.
 
-    Args:
-      sampling: Sampling of the whole run.
-      strategy: Strategy of the noise.
-      noise_multiplier: z, standard deviation of the noise per unit clip norm.
-      num_rounds: Number of rounds, from the first one on, at least 1; None for all.
-      units_per_client: Largest number of units of one client, each sampled by itself: with cyclic
-        sampling only.
-      num_clients: Number of clients, which counts where cohorts have a largest size only.
-
-    Returns:
-      The rounds' epsilon, by delta.
-
-    Raises:
-      UsageError: If the strategy cannot be accounted for with this sampling.
+    `units_per_client` is the largest number of units of one client, each sampled by itself: with
+    cyclic sampling only.
     """
     from tff_dpftrl.accounting import amplified_banded
-    from tff_dpftrl.accounting.amplification import (
-        balls_in_bins,
-        min_sep_poisson,
-        random_allocation,
-        truncated_poisson,
-    )
+    from tff_dpftrl.accounting.amplification import balls_in_bins, min_sep_poisson
     from tff_dpftrl.participation import sampling as sampling_lib
 
     noise_multiplier = validation.noise_multiplier(noise_multiplier)
@@ -208,32 +159,13 @@ def zero_out(
                 min_sep=sampling.min_sep,
                 sampling_probability=sampling.sampling_probability,
             )
-    check_noise(sampling.kind, strategy)
-    match sampling:
-        case sampling_lib.RandomAllocation():
-            return random_allocation.RandomAllocation(  # The whole run, which costs no less.
-                noise_multiplier, sampling.num_rounds, sampling.rounds_per_client
-            )
-        case sampling_lib.TruncatedPoisson():
-            return truncated_poisson.TruncatedPoisson(
-                sampling.sampling_probability,
-                noise_multiplier,
-                num_rounds,
-                validation.integer("num_clients", num_clients, minimum=1),
-                sampling.largest_cohort,
-            )
     raise validation.UsageError(f"Nothing accounts for the sampling {sampling.kind!r}.")
 
 
 def rounds_of(run: Bounded, sampling: str) -> parts.Weights:
-    """Returns rounds that are accounted for, to be composed with other parts of a budget.
+    """Returns rounds that `zero_out` accounted for, to be composed with other parts of a budget.
 
-    Args:
-      run: Accounting of the rounds, from `zero_out`.
-      sampling: Name of the sampling.
-
-    Returns:
-      Sampled steps if the sampling is cyclic, and otherwise rounds of which ε is known.
+    They are sampled steps if the sampling is cyclic, and otherwise rounds of which ε is known.
     """
     from tff_dpftrl.accounting import amplified_banded, parts
 
@@ -243,15 +175,7 @@ def rounds_of(run: Bounded, sampling: str) -> parts.Weights:
 
 
 def check_noise(name: str, strategy: strategy_lib.Strategy) -> None:
-    """Refuses correlated noise with a sampling that is accounted for with independent noise only.
-
-    Args:
-      name: Name of the sampling in `SAMPLINGS`.
-      strategy: Strategy of the noise.
-
-    Raises:
-      UsageError: If they do not go together.
-    """
+    """Refuses correlated noise with a sampling that is accounted for with independent noise."""
     if SAMPLINGS[name].independent_noise and strategy.mechanism != "identity":
         raise validation.UsageError(
             f"The sampling {name} is accounted for with independent noise only, not with the "
@@ -289,14 +213,9 @@ def _by_chain(
 class SampledSteps:
     """Run of steps that each sample units by themselves, by privacy loss distributions.
 
-    Attributes:
-      noise_multiplier: σ, standard deviation of the noise per unit of one round's sensitivity.
-      sampling_probability: Probability of a unit to be in a step.
-      num_steps: Number of steps in which a unit may be.
-      group_size: G, largest number of units of one user.
-      known_mu: μ of one user whose samples are known, if rounds of users of different groups share
-        noise. Several users are then no mixture of Gaussians: `_by_chain` bounds them. None
-        otherwise.
+    σ is the noise per unit of one round's sensitivity; a unit may be in `num_steps` steps.
+    `known_mu` is μ of one user whose samples are known, if rounds of users of different groups
+    share noise. Several users are then no mixture of Gaussians: `_by_chain` bounds them.
     """
 
     noise_multiplier: float
@@ -342,27 +261,20 @@ class SampledSteps:
 class BoundedRun:
     """Run whose zero-out of one user has a bound; other neighbours are chains of these.
 
-    Attributes:
-      zero_out: Run with a method `epsilon`.
-      method: How its epsilon is computed, a noun phrase.
-      known_mu: μ of one user whose samples are known.
-      is_replaced: Whether another user takes the place of one who is removed: with known samples,
-        too, the sum then changes by both.
+    `known_mu` is μ of one user whose samples are known. With `is_replaced`, another user takes the
+    place of one who is removed: with known samples, too, the sum then changes by both.
     """
 
     zero_out: Bounded
     method: str
     known_mu: float
-    is_replaced: bool = False
 
     def epsilon(self, delta: float, neighbours: neighbours_lib.Neighbours = ZERO_OUT) -> float:
         """Computes an upper bound of epsilon at `delta`."""
         changes = neighbours.num_changes
         if changes == 1:
             return self.zero_out.epsilon(delta)
-        both = self.is_replaced and neighbours.relation == "add-or-remove"
-        known_mu = changes * self.known_mu * (2 if both else 1)
-        return _by_chain(self.zero_out.epsilon, changes, known_mu, delta)
+        return _by_chain(self.zero_out.epsilon, changes, changes * self.known_mu, delta)
 
     def how(self, neighbours: neighbours_lib.Neighbours = ZERO_OUT) -> str:
         """Returns how epsilon is computed, a noun phrase."""
@@ -375,22 +287,11 @@ def account(
     *,
     noise_multiplier: float,
     units_per_client: int = 1,
-    num_clients: int | None = None,
 ) -> SampledRun:
     """Accounts for a run with secret sampling, for any neighbouring data sets.
 
-    Args:
-      sampling: Sampling of the run.
-      strategy: Strategy of the run.
-      noise_multiplier: z, standard deviation of the noise per unit clip norm.
-      units_per_client: Largest number of units of one client, as for `zero_out`.
-      num_clients: Number of clients, as for `zero_out`.
-
-    Returns:
-      The run.
-
-    Raises:
-      UsageError: If the strategy or an argument does not fit.
+    `units_per_client` is the largest number of units of one client, each sampled by itself: with
+    cyclic sampling only.
     """
     from tff_dpftrl.accounting import amplified_banded
 
@@ -399,7 +300,6 @@ def account(
         strategy,
         noise_multiplier=noise_multiplier,
         units_per_client=units_per_client,
-        num_clients=num_clients,
     )
     # A unit whose samples are known: the run is then one Gaussian mechanism.
     known_mu = math.inf
@@ -407,8 +307,7 @@ def account(
         known = strategy.sensitivity(sampling.schema).value
         known_mu = units_per_client * known / noise_multiplier
     if not isinstance(run, amplified_banded.AmplifiedBanded):
-        is_replaced = sampling.kind == "truncated"
-        return BoundedRun(run, SAMPLINGS[sampling.kind].method, known_mu, is_replaced)
+        return BoundedRun(run, SAMPLINGS[sampling.kind].method, known_mu)
     return SampledSteps(
         run.sampled.noise_multiplier,
         run.sampled.sampling_probability,

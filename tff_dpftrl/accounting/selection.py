@@ -44,12 +44,7 @@ _SLACK = 1e-9  # Relative, so that rounding of a calibrated noise does not miss 
 
 @dataclasses.dataclass(frozen=True)
 class NumRuns:
-    """Distribution of the number of runs: geometric, given that it is at most `largest`.
-
-    Attributes:
-      mean: Mean of the geometric distribution, 1 / γ, above 1.
-      largest: N, the largest number of runs.
-    """
+    """Distribution of the number of runs: geometric of mean 1 / γ, given that it is at most N."""
 
     mean: float
     largest: int
@@ -97,9 +92,8 @@ class NumRuns:
 class Targets(NamedTuple):
     """Two promises of every run that make one of the best of them.
 
-    Attributes:
-      tail: (ε₀, δ₀).
-      ratio: (ε₁, δ₁), with a large δ₁; the factor by which the choice weighs runs follows.
+    They are (ε₀, δ₀), the tail, and (ε₁, δ₁) with a large δ₁: the factor by which the choice weighs
+    runs follows.
     """
 
     tail: tuple[float, float]
@@ -122,16 +116,7 @@ class Targets(NamedTuple):
 def account(runs: Sequence[EpsilonOfRun], num_runs: NumRuns, delta: float) -> Targets:
     """Computes what all settings promise, and so ε of the choice at `delta`.
 
-    Args:
-      runs: ε of a run by δ, one function for each setting.
-      num_runs: Distribution of the number of runs.
-      delta: δ of the choice.
-
-    Returns:
-      The promises; their `epsilon` is inf if a run has no guarantee.
-
-    Raises:
-      UsageError: If `delta` is out of range.
+    `runs` has a function from δ to ε for each setting. ε is inf if a run has no guarantee.
     """
     validation.delta(delta)
 
@@ -154,17 +139,6 @@ def targets(target_epsilon: float, delta: float, num_runs: NumRuns) -> Targets:
 
     Both promises cost a Gaussian mechanism the same noise, so that one that is calibrated to the
     first keeps the second.
-
-    Args:
-      target_epsilon: Largest ε of the choice.
-      delta: δ of the choice.
-      num_runs: Distribution of the number of runs.
-
-    Returns:
-      The promises.
-
-    Raises:
-      UsageError: If an argument is out of range.
     """
     validation.positive("target_epsilon", target_epsilon)
     validation.delta(delta)

@@ -84,7 +84,10 @@ EXPECTED_RUNS = "selection_expected_runs"
 """Name of the parameter that the statement of a run chosen by `sweep --select` has alone."""
 NO_SAMPLING = "It is not assumed that who takes part is sampled at random."
 SECRET_SAMPLING = "The samples are drawn independently, by a secret generator, and stay secret."
-NOISE_USED_ONCE = "The noise of one run is used for one sequence of cohorts only."
+CONTINUED_ONCE = (
+    "No state of the run is continued twice, as by a restored backup or a copied folder: what both "
+    "then release is not counted here."
+)
 CLIPPED_BY_CALLER = (
     "Code outside this package clips and sums, and adds the noise of each round to the sum of that "
     "round and to no other: nothing here has checked it."
@@ -173,11 +176,8 @@ def output(unit: str, in_one_place: bool) -> str:
 def zero_out(unit: str, adaptive_clipping: bool, fixed: str, apart: Sequence[str] = ()) -> str:
     """Returns the adjacency of a matrix mechanism.
 
-    Args:
-      unit: Unit of privacy.
-      adaptive_clipping: Whether the clip norm is learned.
-      fixed: By what the data become inputs of the model.
-      apart: Names of the parts that count their users besides the rounds.
+    `fixed` says by what the data become inputs of the model; `apart` names the parts that count
+    their users besides the rounds.
     """
     zeroed = (
         ", the clipped update and the shifted bit that says whether its norm was below the "
@@ -223,15 +223,7 @@ def secret_seed(unit: str) -> str:
 
 
 def add_or_remove(unit: str, what: str) -> str:
-    """Returns what a run guarantees whose sums have a fixed denominator, if units come or go.
-
-    Args:
-      unit: Unit of privacy.
-      what: What is counted, in the plural.
-
-    Returns:
-      A sentence.
-    """
+    """Returns what a run with a fixed denominator guarantees if units come or go."""
     return (
         f"Beyond that, the same ε holds between data with a {unit} and data without, if the number "
         f"of {what}, from which sampling and denominator follow, counts as known: every {unit} is "
@@ -376,14 +368,8 @@ def _protects_nobody(delta: float, num_users: int) -> bool:
 def large_delta(delta: float, num_users: int | None, unit: str) -> tuple[str, ...]:
     """Returns why a delta is too large, for statements and for the start of a run.
 
-    Args:
-      delta: Delta of the statement.
-      num_users: Number of users or devices; None if unknown.
-      unit: Unit of privacy: "user", "device" or "example".
-
-    Returns:
-      One sentence if delta times the number of users is above 0.1, or if delta is large and
-      `num_users` unknown.
+    It is one sentence if delta times the number of users is above 0.1, or if delta is large and
+    `num_users` unknown.
     """
     shown = display.delta(delta)
     allows = "publishing all data of one drawn at random would meet this δ, with ε = 0"

@@ -16,27 +16,19 @@ _LARGEST_EXPONENT = 700.0
 class TradeOff:
     """Bounds of all tests that tell a run with one's data from a run without it.
 
-    All bounds hold for both directions, so that the curve is symmetric.
-
-    Attributes:
-      points: Pairs (ε, δ), each of which the run satisfies.
-      mu: Sensitivity over standard deviation of the Gaussian mechanism that the run is
-        equivalent to; None if it is none.
+    All bounds hold for both directions, so that the curve is symmetric. The run satisfies each of
+    the `points` (ε, δ). `mu` is that of the Gaussian mechanism that the run is equivalent to; None
+    if it is none.
     """
 
     points: tuple[tuple[float, float], ...]
     mu: float | None = None
 
     def least_false_negative_rate(self, false_positive_rate: np.ndarray) -> np.ndarray:
-        """Computes the trade-off curve.
+        """Bounds the rate at which a test says "not used" of data that was used, from below.
 
-        Args:
-          false_positive_rate: Rate at which a test says "used" of data that was not, in [0, 1],
-            any shape.
-
-        Returns:
-          A lower bound of the rate at which the test says "not used" of data that was, same shape
-          (Dong, Roth & Su 2022: Definition 2.6 with `mu`, Proposition 2.5 for each point).
+        `false_positive_rate` is the rate at which it says "used" of data that was not (Dong, Roth &
+        Su 2022: Definition 2.6 with `mu`, Proposition 2.5 for each point).
         """
         rate = np.asarray(false_positive_rate, float)
         least = np.zeros_like(rate)
@@ -49,13 +41,10 @@ class TradeOff:
         return least
 
     def best_guess(self) -> float:
-        """Computes how often the best guess is right if a coin decided whether data was used.
+        """Bounds how often the best guess is right if a coin decided whether data was used.
 
-        It is (1 + total variation) / 2. For a Gaussian mechanism that is Φ(μ / 2); a point
-        (ε, δ) bounds it by (e^ε + δ) / (1 + e^ε), which is (1 + δ) / 2 at ε = 0.
-
-        Returns:
-          An upper bound of the probability, between 0.5 and 1.
+        It is (1 + total variation) / 2. For a Gaussian mechanism that is Φ(μ / 2); a point (ε, δ)
+        bounds it by (e^ε + δ) / (1 + e^ε), which is (1 + δ) / 2 at ε = 0.
         """
         bounds = [1.0 - (1.0 - delta) * float(special.expit(-eps)) for eps, delta in self.points]
         if self.mu is not None:

@@ -66,15 +66,11 @@ _REMEDY = "Pass one of this package's aggregators for it, or leave it out."
 
 @dataclasses.dataclass(frozen=True)
 class Leak:
-    """Client values that reach the server other than through a private release.
+    """Client values, of one client's `value_type`, that reach the server without a private release.
 
-    Attributes:
-      kind: Form in which the values reach the server.
-      paths: Places of the values in the result of the process's `next`, such as
-        "state.client_work"; () if no output depends on them.
-      value_type: Type of one client's value.
-      how: Name of the aggregation, such as "federated_sum".
-      remedy: Advice on what to change, a sentence or two.
+    `kind` is the form of the values, `how` the name of the aggregation, such as "federated_sum".
+    `paths` are the places of the values in the result of the process's `next`, such as
+    "state.client_work"; () if no output depends on them. `remedy` is advice on what to change.
     """
 
     kind: LeakKind
@@ -93,12 +89,10 @@ class Leak:
 
 @dataclasses.dataclass(frozen=True)
 class ProcessCheck:
-    """Result of `check_process`.
+    """Leaks that no release of this package covers, and the private releases of one round.
 
-    Attributes:
-      leaks: Client values that no release of this package covers.
-      releases: Private releases of one round. Each is a separate mechanism: a guarantee
-        for the process has to account for all of them.
+    Each release is a separate mechanism: a guarantee for the process has to account for all of
+    them.
     """
 
     leaks: tuple[Leak, ...]
@@ -107,13 +101,9 @@ class ProcessCheck:
     def not_allowed(self, allow: Collection[str] = ()) -> tuple[Leak, ...]:
         """Returns the leaks that reach other places than the paths in `allow`.
 
-        Args:
-          allow: Paths of the result that may hold exact client values, because only the
-            operator sees them: `["metrics.client_work"]` allows all below it. "" allows
-            aggregates that no output depends on.
-
-        Returns:
-          The other leaks, in order.
+        These paths of the result may hold exact client values, because only the operator sees them:
+        `["metrics.client_work"]` allows all below it. "" allows aggregates that no output depends
+        on.
         """
         return tuple(
             leak
@@ -124,15 +114,7 @@ class ProcessCheck:
         )
 
     def raise_if_any(self, allow: Collection[str] = ()) -> None:
-        """Raises if the process leaks.
-
-        Args:
-          allow: Paths of the result that may hold exact client values, such as
-            "metrics.client_work"; "" allows aggregates that no output depends on.
-
-        Raises:
-          ValueError: If a leak is not allowed; the message lists all such leaks with remedies.
-        """
+        """Refuses a process with leaks that `not_allowed` returns; the error has their remedies."""
         leaks = self.not_allowed(allow)
         if leaks:
             raise validation.UsageError(

@@ -1,8 +1,4 @@
-"""TFF's decorators of computations, without TFF's annotations.
-
-By these annotations a decorated function may still be a function, and a type checker knows
-nothing of its type signature.
-"""
+"""TFF's decorators of computations, without annotations that mislead type checkers."""
 
 from __future__ import annotations
 

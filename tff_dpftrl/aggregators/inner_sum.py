@@ -27,12 +27,9 @@ from tff_dpftrl.private_round import summation
 
 @dataclasses.dataclass(frozen=True)
 class InnerSum:
-    """Sum over clients, with a bound of one client's contribution.
+    """Sum over clients, with a bound of one client's contribution to it, an L2 norm.
 
-    Attributes:
-      factory: TFF factory of the sum.
-      contribution_norm: Largest L2 norm that one client can add to the sum.
-      is_exact: Whether the factory is TFF's plain `SumFactory`, which encodes nothing.
+    With `is_exact`, the factory is TFF's plain `SumFactory`, which encodes nothing.
     """
 
     factory: tff.aggregators.UnweightedAggregationFactory

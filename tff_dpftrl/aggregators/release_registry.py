@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 import tensorflow as tf
 
-from tff_dpftrl.execution import graph_function, tff_names
+from tff_dpftrl.execution import entropy, graph_function, tff_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,13 +52,15 @@ def register(
 
     `contributions` are the indices of the top-level elements of the result of `clip` that are
     summed, and `totals` those of the elements of the argument of `release` that are the sums. With
-    noise multiplier 0, or a given seed, the release is not private.
+    noise multiplier 0, a given seed, or one from a file of tests, the release is not private.
     """
     reason = None
     if noise_multiplier == 0:
         reason = "its noise_multiplier is 0"
     elif deterministic_seed is not None:
         reason = "the seed of its noise is known (deterministic_seed)"
+    elif not entropy.is_of_the_system(_graph_of(_compiled(release))):
+        reason = "the seed of its noise comes from a file, and not from the operating system"
     # A release reads fresh bits of the operating system unless its seed is known, and so has
     # another graph. If the graphs were the same, neither would count as private.
     clip_digest = digest(_compiled(clip))
@@ -80,6 +82,12 @@ def _compiled(computation: tff_names.ConcreteComputation) -> tff_names.CompiledC
     return block
 
 
+def _graph_of(computation: tff_names.CompiledComputation) -> tf.compat.v1.GraphDef:
+    graph = tf.compat.v1.GraphDef()
+    computation.proto.tensorflow.graph_def.Unpack(graph)
+    return graph
+
+
 def digest(computation: tff_names.CompiledComputation) -> bytes:
     """Computes the SHA-256 of a compiled computation: its graph and the bindings of its tensors.
 
@@ -88,8 +96,7 @@ def digest(computation: tff_names.CompiledComputation) -> bytes:
     """
     content = type(computation.proto)()
     content.CopyFrom(computation.proto)
-    packed, graph = content.tensorflow.graph_def, tf.compat.v1.GraphDef()
-    packed.Unpack(graph)
+    packed, graph = content.tensorflow.graph_def, _graph_of(computation)
     graph_function.make_canonical(graph)
     packed.ClearField("value")
     message = content.SerializeToString(deterministic=True)

@@ -22,22 +22,18 @@ from tff_dpftrl.private_round import secure_sums
 class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
     """TFF factory of sums over clients by secure modular sums of integers.
 
-    The result is the sum of the updates, each clipped to `clip_norm`, up to
-    rounding: per coordinate, a stddev of at most `encoding.rounding_stddev_bound`.
-    No client contributes more than `contribution_norm` to its L2 norm. Updates are
-    clipped here even if the caller has clipped them by other rules before.
+    The result is the sum of the updates, each clipped to `clip_norm`, up to rounding: per
+    coordinate, a stddev of at most `encoding.rounding_stddev_bound`. No client contributes more
+    than `contribution_norm` to its L2 norm. Updates are clipped here even if the caller has clipped
+    them by other rules before.
 
-    Clients compute in float32. The sum is exact, and decoded in float64 before it is
-    cast to the dtypes of the updates. In float32 that cast would add rounding that
-    the noise does not cover, so a private caller gives updates in float64.
+    Clients compute in float32. The sum is exact, and decoded in float64 before it is cast to the
+    dtypes of the updates. In float32 that cast would add rounding that the noise does not cover, so
+    a private caller gives updates in float64.
 
-    Any number of clients from 0 to `encoding.max_clients` is summed exactly as
-    sent; with more the round fails, because the sum might have wrapped around.
-    The measurement "summed_clients" is the number of clients in the sum.
-
-    Attributes:
-      encoding: Grid of the encoded updates.
-      clip_norm: L2 norm C that each update is clipped to before rounding.
+    Any number of clients from 0 to `encoding.max_clients` is summed exactly as sent; with more the
+    round fails, because the sum might have wrapped around. The measurement "summed_clients" is the
+    number of clients in the sum.
     """
 
     sum_dtype = np.float64
@@ -47,16 +43,9 @@ class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
     ):
         """Initialises the factory.
 
-        Args:
-          encoding: Grid of the encoded updates, which have `encoding.dim` numbers in total.
-          clip_norm: L2 clip norm C. With adaptive clipping it is 1, for updates that are
-            divided by the active clip norm.
-          rotation_seed: Public seed of the rotations, an integer in [0, 2^128); from the
-            operating system if None. A given seed does not harm privacy, only the
-            independence of the updates and the rotation.
-
-        Raises:
-          ValueError: If an argument is out of range.
+        The encoded updates have `encoding.dim` numbers in total. With adaptive clipping `clip_norm`
+        is 1, for updates that are divided by the active clip norm. `rotation_seed` is public; a
+        given one does not harm privacy, only the independence of the updates and the rotation.
         """
         self._sum = secure_sums.VectorSum(encoding, clip_norm, rotation_seed)
         self.encoding, self.clip_norm = encoding, self._sum.clip_norm

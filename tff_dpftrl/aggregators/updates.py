@@ -12,12 +12,7 @@ from tff_dpftrl.execution import tff_names
 
 
 class UpdateType:
-    """Type of a client's update: a nesting of floating-point tensors.
-
-    Attributes:
-      specs: `tf.TensorSpec`s of the tensors, in the order of `tf.nest.flatten`.
-      shapes: Static shapes of the tensors.
-    """
+    """Type of a client's update: floating-point tensors in the order of `tf.nest.flatten`."""
 
     def __init__(self, value_type: tff_names.Type):
         """Flattens a nesting of at least one floating-point tensor, all with static shapes."""

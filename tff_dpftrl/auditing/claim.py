@@ -91,13 +91,9 @@ class Claim:
     def least_false_negative_rate(self, false_positive_rate: np.ndarray) -> np.ndarray:
         """Computes the claimed trade-off curve: which tests the claim allows.
 
-        Args:
-          false_positive_rate: Rate at which a test says "took part" of a client that did not,
-            in [0, 1], any shape.
-
-        Returns:
-          The smallest rate at which the test can say "did not" of a client that did, same shape
-          (Dong, Roth & Su 2022: Definition 2.6 with `mu`, else Proposition 2.5).
+        It is the smallest rate at which a test can say "did not" of a client that took part, for
+        each rate in [0, 1] at which it says "took part" of a client that did not, of any shape
+        (Dong, Roth & Su 2022: Definition 2.6 with `mu`, else Proposition 2.5).
         """
         rate = np.asarray(false_positive_rate, float)
         if self.mu is not None:

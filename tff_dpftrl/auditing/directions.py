@@ -30,12 +30,7 @@ COORDINATES_EACH = 20
 
 
 class Directions:
-    """Orthogonal unit directions of canaries 0 ... number - 1.
-
-    Attributes:
-      number: Number of canaries.
-      shapes: Shapes of the weights' tensors.
-    """
+    """Orthogonal unit directions of canaries 0 ... number - 1, over weights of some shapes."""
 
     def __init__(self, shapes: Sequence[Sequence[int]], *, number: int, seed: int | None = None):
         """Draws which canary owns which coordinates."""

@@ -28,10 +28,7 @@ from tff_dpftrl.finetuning import clipped_sums, private_steps
 class RowCanaries:
     """Canaries among units of rows, for the argument `canaries` of `audit_training`.
 
-    Attributes:
-      directions: Directions of the canaries, secret until training is over.
-      number: Number of canaries.
-      gradient_norm: Norm of a canary's gradient.
+    Their directions are secret until training is over.
     """
 
     def __init__(

@@ -152,15 +152,13 @@ class Scale:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GamePlan:
-    """Rounds, canaries and runs of games.
+    """Rounds, canaries and runs of games. Each run has a new initial state.
 
     Attributes:
       signal: Factor of the direction that a canary sends if it takes part: 1, -1 or, in rounds
         outside of the pattern, 0. float64, shape [rounds].
-      canaries: Canaries of every run.
-      num_runs: Number of runs of the process, each from a new initial state.
-      resume_at: Round before which each run is saved and resumed in another process; None
-        for never.
+      resume_at: Round before which each run is saved and resumed in another process; None for
+        never.
     """
 
     signal: np.ndarray

@@ -91,14 +91,13 @@ def tensors_with_noise(recorded: games.Games) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Judge:
-    """A judge of one claim, who turns recordings into findings.
+    """Judge of one claim for the rounds that were played, who turns recordings into findings.
 
     Attributes:
-      claim: Claim for the rounds that were played.
       error_rate: Error rate of each finding.
       seed: Seed of the choice of the trials that choose thresholds.
-      signal: Measured contribution of canaries along their directions, in clip norms; None if
-        it was not measured.
+      signal: Measured contribution of canaries along their directions, in clip norms; None if it
+        was not measured.
     """
 
     claim: claim_lib.Claim

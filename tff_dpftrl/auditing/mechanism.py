@@ -33,9 +33,8 @@ class Mechanism:
       contribution: Largest L2 norm that one client adds, over the clip norm: above 1 if updates
         are encoded.
       publishes_clip_norm: Whether the measurement "clip_norm" is the norm a round clipped to.
-      count_stddev: With adaptive clipping, the standard deviation of the noise on the
-        number of clients below the estimate, before the division; measured as
-        "unclipped_fraction".
+      count_stddev: With adaptive clipping, the standard deviation of the noise on the number of
+        clients below the estimate, before the division; measured as "unclipped_fraction".
       encoding: Grid that updates are rounded to, if any.
       client_weight: Smallest weight with which a client counts in full, where clients have one.
       most_clients: Largest number of clients of weight 1 in a round whose sum is divided by
@@ -79,14 +78,7 @@ class Mechanism:
 
     @classmethod
     def of(cls, factory: Any) -> Mechanism | None:
-        """Returns the numbers of one of this package's factories.
-
-        Args:
-          factory: Aggregation factory.
-
-        Returns:
-          The numbers; None if the factory is of another kind.
-        """
+        """Returns the numbers of one of this package's factories; None for another factory."""
         if hasattr(factory, "weight_cap") and hasattr(factory, "aggregator"):  # WeightedFactory
             inner = cls.of(factory.aggregator)
             return inner and dataclasses.replace(inner, client_weight=factory.weight_cap)

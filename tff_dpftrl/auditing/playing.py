@@ -31,10 +31,9 @@ Resume = Callable[[Any], Any]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Played:
-    """The outcome of a round.
+    """Outcome of a round.
 
     Attributes:
-      state: State of the process after the round.
       released: Flat result, as the process returned it, float64, shape [dim].
       measurements: Measured numbers by their last names; "name[index]" for entries of vectors.
     """

@@ -49,13 +49,7 @@ _OVERFLOWING = (1e20, 1e38)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SavedState:
-    """A state between two rounds.
-
-    Attributes:
-      round_index: Index of the next round.
-      state: State of the process.
-      largest_norm: Largest norm that the next round may clip to.
-    """
+    """State before the round `round_index`, which may clip to `largest_norm` at most."""
 
     round_index: int
     state: object

@@ -66,7 +66,6 @@ class Attempt:
     """View that the server has of one device's vector in one attempt.
 
     Attributes:
-      vector: Vector of the device.
       before: Vector of the device under the masks of the noise parties.
       after: Vector of the device with the noise of all parties.
     """

@@ -157,7 +157,7 @@ def audit_steps(
     covers = audit_report.Covered.of("non-empty steps", looked, plan.num_rounds)
     findings = (
         dataclasses.replace(_executed_again(repeated), covers=(covers,)),
-        _adds(added if all(replayed) else {}, rounding, plan.num_rounds),
+        _adds(added, replayed, rounding, plan.num_rounds),
         *noise.findings("noise", "step", plan.num_rounds),
     )
     return audit_report.AuditReport(
@@ -199,11 +199,17 @@ def _executed_again(repeated: Sequence[bool]) -> audit_report.Finding:
     return audit_report.Finding(test, "violated", says)
 
 
-def _adds(added: dict[int, list[float]], rounding: float, num_steps: int) -> audit_report.Finding:
+def _adds(
+    added: dict[int, list[float]], replayed: Sequence[bool], rounding: float, num_steps: int
+) -> audit_report.Finding:
     test = "what one unit adds"
-    if not added:
-        says = "No two steps have the same noise, whatever bits they read."
-        return audit_report.Finding(test, "not tested", says)
+    if not all(replayed):
+        says = (
+            f"{replayed.count(False)} of {len(replayed)} steps had other noise when they read the "
+            "same bits: nobody could see what a unit adds, so that the sensitivity is not known."
+        )
+        of_units = audit_report.Covered.of("steps for the sensitivity", added, num_steps)
+        return audit_report.Finding(test, "not tested", says, covers=(of_units,))
     worst, step = max((max(norms), step) for step, norms in added.items())
     count = sum(map(len, added.values()))
     says = (

@@ -12,8 +12,8 @@ import tensorflow_federated as tff
 from tff_dpftrl import execution, validation
 from tff_dpftrl.aggregators import updates
 from tff_dpftrl.auditing import playing
+from tff_dpftrl.execution import compiled_process, leaves, tff_names
 from tff_dpftrl.execution import entropy as entropy_lib
-from tff_dpftrl.execution import leaves, tff_names
 
 
 def check(aggregator: Any) -> None:
@@ -75,7 +75,7 @@ def of_process(process: tff.templates.AggregationProcess) -> playing.Playable:
         entropy: entropy_lib.Repeated,
     ) -> Any:
         try:
-            made = execution.compile_process(
+            made = compiled_process.of_process(
                 joined, dataset_fn=value, tensor_spec=spec, clients=clients, entropy=entropy
             )
         except execution.NotCompilableError:

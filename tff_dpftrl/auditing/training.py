@@ -65,8 +65,7 @@ class Movements:
       signal: Sign of each canary's contribution to each round, had it taken part, or 0; shape
         [canaries, rounds].
       total_norm: Norm of the model's change from beginning to end.
-      finite_rounds: Number of rounds after which the model was still finite; later ones count
-        as 0.
+      finite_rounds: Number of rounds after which the model was still finite; later ones count as 0.
     """
 
     moved: np.ndarray

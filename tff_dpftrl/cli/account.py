@@ -30,8 +30,8 @@ is the looser conversion that older papers used. Text output rounds up.
 With --sampling, clients are drawn by the server in secret, and the guarantee rests on that: no
 separation is promised. --neighbours and --group-of add a line for other neighbouring data sets.
 
-A run that goes on more than once from the state after a round, as from a backup, releases more:
-with --branches and --fork-at all figures are of all branches together.
+A run that goes on more than once from the state after a round, as from a backup, releases more.
+With --branches and --fork-at, all figures are for all branches together.
 """
 
 _EPILOG = """\
@@ -72,10 +72,8 @@ def add_parser(subparsers) -> None:
         type=float,
         required=True,
         metavar="Z",
-        help=(
-            "Standard deviation of the noise draws per unit of clip norm. With "
-            "adaptive clipping: the total z of updates and clip norm together."
-        ),
+        help="Standard deviation of the noise draws per unit of clip norm. With "
+        "adaptive clipping: the total z of updates and clip norm together.",
     )
     delta_flag.add(parser)
     sampling_flags.add_arguments(parser, mechanism_flags.add_arguments(parser))
@@ -138,7 +136,7 @@ def _check_branches(args: argparse.Namespace, *, is_sampled: bool) -> None:
     if is_sampled:
         rounds = args.fork_at + args.branches * (args.rounds - args.fork_at)
         raise validation.UsageError(
-            "--branches is not for --sampling. For poisson and truncated, if each branch draws its "
+            "--branches is not for --sampling. For poisson, if each branch draws its "
             f"cohorts anew, give --rounds {rounds}, the rounds of all branches. For others, leave "
             "out --sampling, and give the separation and participations that clients keep to."
         )
@@ -172,13 +170,8 @@ def print_sampled(
 ) -> None:
     """Prints what a run with secret sampling guarantees, as JSON or as text that rounds up.
 
-    Args:
-      args: Parsed flags.
-      strategy: Strategy of the run.
-      sampling: Sampling of the run.
-      noise_multiplier: z, standard deviation of the noise per unit clip norm.
-      options: Options of the sampling.
-      neighbours: Neighbours besides zero-out that a line is added for.
+    `noise_multiplier` is z, the standard deviation of the noise per unit of the clip norm. A line
+    is added for `neighbours` besides zero-out.
     """
     from tff_dpftrl.accounting import display, samplings
 
@@ -272,14 +265,7 @@ def print_report(
     claim: guarantee_lib.Guarantee,
     neighbours: neighbours_lib.Neighbours,
 ) -> None:
-    """Prints a guarantee, as JSON or as text that rounds up.
-
-    Args:
-      args: Parsed flags.
-      report: Guarantee as JSON-compatible values.
-      claim: The guarantee.
-      neighbours: Neighbours besides zero-out that a line is added for.
-    """
+    """Prints a guarantee, as JSON or as text that rounds up, with a line for further neighbours."""
     changes = neighbours.num_changes
     others = neighbours.relation != "zero-out" or changes > 1
     if others:

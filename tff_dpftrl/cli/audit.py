@@ -32,20 +32,23 @@ Test whether the code keeps the promise that it prints, in one of two ways.
 
 --config: run what `tff-dpftrl train` or `task new` would run with a file of options, on small
 tensors and a tiny model, thousands of times with and without one client. How well the two can be
-told apart gives a lower bound on ε. It takes minutes. Of a file of options of `finetune`, repeat
-steps with its model, with and without each unit, and compare what they release exactly.
+told apart gives a lower bound on ε. It takes minutes. For options of `finetune`, repeat steps with
+its model, with and without each unit, and compare exactly what they release.
 
---run: of a run that is finished or interrupted, derive the numbers of its privacy statement again,
-as far as its records allow, from ledger, options, checkpoint and strategy, by other code than wrote
-them (but for the ε of bins and b-min-sep sampling, and sentences), and look through its files for
-what should not be there. It takes seconds.
+--run: derive the numbers of a finished or interrupted run's privacy statement again, as far as its
+records allow, from ledger, options, checkpoint and strategy. Other code than wrote them does this,
+except for the ε of bins and b-min-sep sampling, and for sentences. Its files are searched for what
+should not be there. It takes seconds.
 
 docs/explanation/auditing.md says what an audit proves and what it does not.
 
-The exit status is 0 if nothing contradicts the claim, 3 if the claim is VIOLATED, 4 if nothing
-contradicts it but it cannot be derived, as the run's private/ is not there or its mechanism is a
-custom one, or if no test could be done, 2 if nothing could be audited (a wrong flag, no run in the
-folder, a run in use), 1 if a file could not be written.
+exit status:
+  0  nothing contradicts the claim
+  1  a file could not be written
+  2  nothing could be audited: a wrong flag, no run in the folder, a run in use
+  3  the claim is VIOLATED
+  4  nothing contradicts the claim, but it cannot be derived (private/ is not there, or the
+     mechanism is a custom one), or no test could be done
 """
 
 _EPILOG = """\
@@ -98,16 +101,14 @@ def add_parser(subparsers) -> None:
         "--run",
         metavar="RUN",
         dest="run_folder",
-        help="Results folder of train, finetune or sweep --select that is not under way, or the "
-        "report of a served task with its records (task report --records).",
+        help="Results folder of train, finetune or sweep --select, of a run that is not under "
+        "way; or the report of a served task with its records (task report --records).",
     )
     parser.add_argument(
         "--output",
         metavar="DIR",
-        help=(
-            "Folder for audit.md, audit.json and, with --config, trade_off.png; "
-            "made if missing. Default: write no files."
-        ),
+        help="Folder for audit.md, audit.json and, with --config, trade_off.png; made if missing. "
+        "Default: no files are written.",
     )
     of_config = parser.add_argument_group("with --config")
     of_config.add_argument(
@@ -126,7 +127,7 @@ def add_parser(subparsers) -> None:
         "--trials",
         type=int,
         metavar="N",
-        help="Least number of games, not of fine-tuning; more of them see smaller deviations. "
+        help="Least number of games; fine-tuning has none. More games find smaller deviations. "
         f"Default: {defaults.TRIALS}.",
     )
     of_config.add_argument(
@@ -140,11 +141,9 @@ def add_parser(subparsers) -> None:
     of_run.add_argument(
         "--state",
         action="store_true",
-        help=(
-            "Add the outcome of the audit to the run's privacy statement. The claim "
-            "stays as it is; a refuted one is marked beside ε. `tff-dpftrl report` "
-            "removes the line; with --html it stays, as long as the claim is the same."
-        ),
+        help="Add the outcome of the audit to the run's privacy statement. The claim stays as it "
+        "is; a refuted one is marked beside ε. `tff-dpftrl report` removes the line. With "
+        "--html it stays, as long as the claim is the same.",
     )
     output.add_format(parser)
 

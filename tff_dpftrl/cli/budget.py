@@ -19,14 +19,16 @@ ABOVE = 3
 _DESCRIPTION = """\
 List the runs on one corpus, and state what they have spent together.
 
-Each ε of a statement is that of one run by itself. Whoever sees the models of several runs on the
-same people learns more. For who takes part in all of them, ρ of Gaussian mechanisms adds up, and
-the privacy loss distributions of runs that sampled in secret are convolved, where a statement has
-the parameters for it. ε and δ of other runs add up. The runs of `sweep --select` are one entry, of
-the ε of the choice, which is spent when they are drawn. Folders that went on from one state of a
-run, such as a restored backup beside the original, are found by the states that their ledgers have
-committed to, and charged as branches of one run. Runs in folders that are not named here, or that
-were deleted, count too, and nobody can list them.
+The ε of a statement covers one run by itself. Whoever sees the models of several runs on the same
+people learns more. The total is for a user who takes part in all runs. ρ of Gaussian mechanisms
+adds up. The privacy loss distributions of runs that sampled in secret are convolved, where a
+statement has the parameters for it. ε and δ of other runs add up.
+
+The runs of `sweep --select` are one entry, with the ε of the choice, which is spent when they are
+drawn. Folders that went on from one state of a run, such as a restored backup beside the original,
+are charged as branches of one run. They are found by the states that their ledgers have committed
+to. Runs in folders that are not named here, or that were deleted, count too, and nobody can list
+them.
 
 The exit status is 0, or 3 if --max-epsilon is given and the total is above it or not known.
 """
@@ -128,6 +130,8 @@ def _as_json(budget: data_budget.Budget) -> dict[str, object]:
             {
                 "folders": list(map(str, fork.folders)),
                 "shared_rounds": fork.shared_rounds,
+                "unread": list(map(str, fork.unread)),
+                "is_choice": fork.is_choice,
                 "together": [run.to_json() for run in fork.spent],
             }
             for fork in budget.forks
@@ -140,6 +144,12 @@ def _fork_in_words(fork: data_budget.Fork) -> str:
     """Describes folders that went on from one state, and how they are charged."""
     from tff_dpftrl.accounting import display
 
+    names = ", ".join(map(str, fork.folders))
+    if fork.is_choice:
+        return (
+            f"{names} are copies of one choice among runs (sweep --select): nothing is promised, "
+            "since the budget does not cover choices that are made twice."
+        )
     spent, *others = fork.spent
     if others:
         charged = "each is charged by itself"
@@ -150,7 +160,12 @@ def _fork_in_words(fork: data_budget.Fork) -> str:
             "nothing is promised, since one has no guarantee or their noise or samples may be the "
             "same after they part"
         )
-    names = ", ".join(map(str, fork.folders))
+    if fork.unread:
+        unread = ", ".join(map(str, fork.unread))
+        return (
+            f"{names} may be of one run, since their options are the same, and no ledger can be "
+            f"read in {unread} (another process may have it open): {charged}."
+        )
     return f"{names} are of one run, of which they share {fork.shared_rounds} rounds: {charged}."
 
 

@@ -55,12 +55,7 @@ _AXES = {
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """Figures of one strategy under one schema.
-
-    Attributes:
-      strategy: Name of the strategy as the user typed it, without the folder.
-      mechanism: Name of the mechanism, as the strategy gives it.
-    """
+    """Figures of one strategy, named as the user typed it without the folder, under one schema."""
 
     strategy: str
     mechanism: str
@@ -150,17 +145,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compare(args: argparse.Namespace) -> Iterator[Point]:
-    """Evaluates every strategy at every value.
-
-    Args:
-      args: Parsed arguments of the command.
-
-    Yields:
-      The points, strategy by strategy.
-
-    Raises:
-      ValueError: If a strategy is unknown, or an option does not fit.
-    """
+    """Evaluates every strategy at every value, strategy by strategy."""
     from tff_dpftrl.participation import schema as schema_lib
 
     _check_names(args.strategies)

@@ -14,8 +14,8 @@ _DESCRIPTION = """\
 Compare runs by their folders: the options that differ, ε and δ and what they are for,
 participation, accuracy and loss on held-out users, and how these went.
 
-It says what does not compare: ε for other units or other neighbours, at other δ, of other trust.
-It reads only what may be published, and no data. `tff-dpftrl compare` is for mechanisms.
+It warns of figures that do not compare: ε for other units, other neighbours, another δ, or another
+trust. It reads only what may be published, and no data. `tff-dpftrl compare` is for mechanisms.
 """
 
 _EPILOG = """\
@@ -50,7 +50,7 @@ def add_parser(subparsers) -> None:
         help="Folders that train, finetune or task report wrote to; two or more.",
     )
     parser.add_argument(
-        "--html", metavar="FILE", help="File for the same as one page, with curves."
+        "--html", metavar="FILE", help="File for the comparison as one HTML page, with curves."
     )
     output.add_format(parser)
 

@@ -75,15 +75,10 @@ def add_options(
     also: type[language_config.TextConfig] | None = None,
     condition: str = "",
 ) -> None:
-    """Adds the flags of all fields of a config; those not given have no attribute.
+    """Adds the flags of all fields of a config, in groups; those not given have no attribute.
 
-    Args:
-      parser: Where they are added, in groups.
-      kind: Class of the config.
-      besides: Class of another config whose flags the parser has already; they are left out.
-      also: Class of another config with options of the same names, whose choices the flags take
-        too.
-      condition: Words after the name of each group.
+    Flags of the config `besides` are left out, as the parser has them already. Flags take the
+    choices of options of the same names in `also`, too. `condition` follows the name of each group.
     """
     groups: dict[str, argparse._ArgumentGroup] = {}
     hints = typing.get_type_hints(kind)
@@ -101,14 +96,7 @@ def add_options(
 def add_flag(
     group: argparse._ArgumentGroup, field: dataclasses.Field, hint: object, also: object = None
 ) -> None:
-    """Adds the flag of one field of a config.
-
-    Args:
-      group: Where it is listed.
-      field: The field.
-      hint: Its type.
-      also: Type of another config's field of this name; the flag takes its choices, too.
-    """
+    """Adds the flag of one field of a config, with choices of its type and of `also`."""
     flags = SHORT_FLAGS.get(field.name, []) + ["--" + field.name.replace("_", "-")]
     default = "" if field.default in (None, "") else f" Default: {field.default}."
     text = (field.metadata["help"] + default).replace("%", "%%")
@@ -175,12 +163,12 @@ def add_placement(group: argparse._ArgumentGroup) -> None:
         "--ray-workers",
         type=int,
         metavar="N",
-        help="Number of Ray workers; needs the extra 'distributed'. Default: one for each core.",
+        help="Number of Ray workers. Needs the extra 'distributed'. Default: one for each core.",
     )
     group.add_argument(
         "--ray-address",
         metavar="ADDRESS",
-        help="A Ray cluster to use; without it, --ray-workers starts Ray on this machine.",
+        help="Address of a Ray cluster. Default: --ray-workers starts Ray on this machine.",
     )
 
 
@@ -204,18 +192,7 @@ def placement_from(args: argparse.Namespace) -> placement_lib.Placement:
 
 
 def merged_options(file: str | None, flags: Mapping[str, object]) -> dict[str, object]:
-    """Returns the options of a new run, not validated yet.
-
-    Args:
-      file: A TOML file of options; None if there is none.
-      flags: Options given on the command line; they overrule the file.
-
-    Returns:
-      Field names of `TrainingConfig` and values.
-
-    Raises:
-      ValueError: If the file cannot be read.
-    """
+    """Returns the options of a new run, not validated yet; flags overrule the TOML file."""
     options = options_lib.read_toml(file) if file else {}
     return options_lib.overrule(options, flags)
 
@@ -224,18 +201,9 @@ def config_from(
     args: argparse.Namespace,
     kind: type[options_lib.Config] = config_lib.TrainingConfig,
 ) -> options_lib.Config | None:
-    """Returns the config of a new run, from the file of options and the flags.
+    """Returns the config of a new run, from the file of options and the flags; None with --resume.
 
-    Args:
-      args: Arguments of the command.
-      kind: Class of the config.
-
-    Returns:
-      The config; None with --resume.
-
-    Raises:
-      UsageError: If the file cannot be read, an option cannot be used, or one is given beside
-        --resume.
+    Options beside --resume are refused.
     """
     flags = given_options(args, kind)
     problems = []

@@ -21,11 +21,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def check(delta: float) -> None:
-    """Warns on standard error of a δ above 1e-3, which promises little.
-
-    Raises:
-      ValueError: If it is not strictly between 0 and 1.
-    """
+    """Refuses a δ outside (0, 1); warns on standard error above 1e-3, which promises little."""
     validation.delta(delta, "--delta")
     if delta > defaults.LARGE_DELTA:
         print(

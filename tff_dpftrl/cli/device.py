@@ -75,23 +75,20 @@ def add_parser(subparsers) -> None:
         "--examples",
         required=True,
         metavar="FILE",
-        help="File of the example store; made if there is none.",
+        help="File of the example store. It is made if there is none.",
     )
     filling = parser.add_argument_group("filling the store (then nothing else is done)")
     filling.add_argument(
         "--add",
         metavar="FILE",
-        help=(
-            "File of texts to add, one a line, the newest last; - is standard "
-            "input. With --user, a corpus as for train --data. With --features, examples: JSON "
-            "lines of values by name, or a NumPy archive (.npz) of arrays whose first axis counts "
-            "examples."
-        ),
+        help="File of texts to add, one a line, the newest last; - is standard input. With --user, "
+        "a corpus as for train --data. With --features, examples: JSON lines of values by name, or "
+        "a NumPy archive (.npz) of arrays whose first axis counts examples.",
     )
     filling.add_argument(
         "--features",
         metavar="FILE",
-        help="examples.json of a task's folder: what the examples to add must hold.",
+        help="File examples.json of a task's folder, which describes the examples to add.",
     )
     filling.add_argument("--user", metavar="ID", help="User of the corpus whose texts are added.")
     config_flags.add_table_options(filling)
@@ -109,17 +106,15 @@ def add_parser(subparsers) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="Population to take part in; may be given several times. The device waits to be "
+        help="Population to take part in. May be given several times: the device waits to be "
         "selected in all of them at once, and trains for one at a time.",
     )
     here = parser.add_argument_group("this device")
     here.add_argument(
         "--state-folder",
         metavar="DIR",
-        help=(
-            "Folder for the record of this device's participations, and the plans that it keeps. "
-            "Default: FILE.device, beside the examples."
-        ),
+        help="Folder for the record of this device's participations, and the plans that it keeps. "
+        "Default: FILE.device, beside the examples.",
     )
     here.add_argument(
         "--once", action="store_true", help="Run one session for each population now, and end."
@@ -127,37 +122,31 @@ def add_parser(subparsers) -> None:
     here.add_argument(
         "--stay",
         action="store_true",
-        help="Stay when no task of the populations has a further round: come back about once a "
-        "day, for later tasks. Default: end then.",
+        help="Stay when no task of the populations has a further round, and come back about once "
+        "a day for later tasks. Default: end then.",
     )
     here.add_argument(
         "--start-within",
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help=(
-            "Seconds within which the first session begins, at random, so that "
-            "devices that start together do not check in together. Default: 60."
-        ),
+        help="Time in seconds within which the first session begins, at random, so that devices "
+        "that start together do not check in together. Default: %(default)g.",
     )
     here.add_argument(
         "--eligible",
         choices=("always", "linux"),
         default="always",
-        help=(
-            "Condition for work: always, or while this machine is idle and on "
-            "external power. Default: always."
-        ),
+        help="Condition for work: always, or while this machine is idle and on external power "
+        "(linux). Default: %(default)s.",
     )
     here.add_argument(
         "--max-load",
         type=float,
         default=0.5,
         metavar="X",
-        help=(
-            "With --eligible linux: largest load of other programs, in threads a "
-            "core, of an idle machine. Default: 0.5."
-        ),
+        help="With --eligible linux: largest load of other programs on an idle machine, in threads "
+        "a core. Default: %(default)g.",
     )
     here.add_argument("--verbose", action="store_true", help="Show the tracebacks of errors, too.")
 

@@ -13,11 +13,11 @@ from tff_dpftrl.cli import trained_run
 _DESCRIPTION = """\
 Write a trained model as a SavedModel: texts in, likely next words and probabilities out.
 
-The vocabulary and the rule that splits text are inside (but of sub-words only those of
-wordpiece: others are exported with ids in place of texts). It loads with plain TensorFlow, in
-any language that has it and in TensorFlow Serving, where tff_dpftrl is not installed.
-assets.extra/vocabulary.json in it says where the words are from. Its second signature, ids, takes
-ids and returns scores of all ids, for who splits text elsewhere.
+The vocabulary and the rule that splits text are inside, except for sub-words other than those of
+wordpiece: these models are exported with ids in place of texts. The SavedModel loads with plain
+TensorFlow, in any language that has it and in TensorFlow Serving, where tff_dpftrl is not
+installed. Its file assets.extra/vocabulary.json says where the words are from. Its second
+signature, ids, takes ids and returns scores of all ids, for programs that split text themselves.
 
 With --history it also takes a user's own earlier text, whose n-grams are mixed into the
 probabilities where the model runs. None of that earlier text is in what is exported.
@@ -26,9 +26,9 @@ With --tflite the folder gets model.tflite instead, for TensorFlow Lite (LiteRT)
 small devices: built-in operations only, ids in, scores and likely next ids out. Beside it are
 vocabulary.json and README.md, which says how text becomes ids.
 
-Whoever has the file can read every word of the vocabulary. With a public one that tells
-nothing of the users who trained; of one that was counted on them (--vocabulary private) no
-privacy statement covers the words.
+Whoever has the file can read every word of the vocabulary. A public vocabulary tells nothing of the
+users who trained. If it was counted on them (--vocabulary private), no privacy statement covers the
+words.
 """
 
 _EPILOG = """\
@@ -83,10 +83,12 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "--history",
         action="store_true",
-        help="Let the model take a user's earlier text too: signatures with_history (if it takes "
+        help="Make the model take a user's earlier text, too: signatures with_history (if it takes "
         "texts) and ids_with_history of a SavedModel, the input history of model.tflite.",
     )
-    parser.add_argument("--overwrite", action="store_true", help="Replace what export wrote there.")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="Replace an earlier export in the folder."
+    )
 
 
 def run(args: argparse.Namespace) -> int:

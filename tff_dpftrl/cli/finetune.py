@@ -14,13 +14,15 @@ _DESCRIPTION = """\
 Fine-tune a pretrained language model on the texts of many users, held in one place, with a
 guarantee for every user, and state it.
 
-Either examples are sampled (ELS: a pool of at most G examples of each user) or users (ULS: their
-mean gradient over at most G examples), in secret; or nobody is, users take turns, and the noise is
-correlated (passes); or both, with the least noise where epsilon is not small: groups of users take
-turns, are sampled in secret, and the noise is correlated (cyclic, bins). By default
---compute-budget, the gradients of a step, is spent on ELS or ULS, whichever promises less noise;
-gradients of public text decide, which costs no privacy. Compare all choices beforehand with
-`tff-dpftrl finetune-plan`.
+There are three kinds of sampling. First, examples are sampled in secret (ELS: a pool of at most G
+examples of each user), or users (ULS: their mean gradient over at most G examples). Second, nobody
+is sampled: users take turns, and the noise is correlated (passes). Third, both, with the least
+noise where epsilon is not small: groups of users take turns, are sampled in secret, and the noise
+is correlated (cyclic, bins).
+
+By default --compute-budget, the gradients of a step, is spent on ELS or ULS, whichever promises
+less noise. Gradients of public text decide, which costs no privacy. Compare all choices beforehand
+with `tff-dpftrl finetune-plan`.
 
 Model and vocabulary are those of --initial-weights, from `tff-dpftrl pretrain`, or a checkpoint in
 Hugging Face's layout, which comes back in that layout, too (docs/how_to/checkpoints.md). The output

@@ -27,25 +27,26 @@ _DESCRIPTION = """\
 Plan a fine-tuning run with user-level privacy where all data lies in one place.
 
 A compute budget of B gradients a step can be spent on B sampled examples, at most G of each user
-in the pool (ELS), or on M sampled users with G examples each, G * M = B (ULS). For each way that
-meets the target: sampling probability, noise multiplier (sigma), noise of the averaged gradient
-in units of the clip norm, gradients expected in a step (users with fewer than G examples give
-fewer), and the share of all examples that is used in at least one step. The next row is of passes:
-M users at a time take turns, and correlated noise needs no secret samples (DP-FTRL). The last rows
-are of cyclic sampling: groups of users take turns and are sampled at their group's, and correlated
-noise has as many bands as there are groups. Correlated noise is given as that of independent noise
-whose sums up to each step are as noisy, in the root mean square over the steps.
+in the pool (ELS), or on M sampled users with G examples each, G * M = B (ULS). A row is printed for
+each way that meets the target. Its columns are the sampling probability, the noise multiplier
+(sigma), the noise of the averaged gradient in units of the clip norm, the gradients expected in a
+step (users with fewer than G examples give fewer), and the share of all examples that is used in at
+least one step. The next row is for passes: M users at a time take turns, and correlated noise needs
+no secret samples (DP-FTRL). The last rows are for cyclic sampling: groups of users take turns and
+are sampled at their group's, and correlated noise has as many bands as there are groups. Correlated
+noise is given as the independent noise whose sums up to each step are as noisy, in the root mean
+square over the steps.
 
 The better way has less noise *relative to the gradient*. The mean of G gradients of one user is
 smaller than one gradient: by nothing if all are equal, by the square root of G if they have
-nothing in common. Where between is known from gradients only: of the pretrained model on public
-text (--initial-weights), which is what `finetune` decides by, or measured elsewhere
-(--gradient-norms). Without them the recommended way is the best one for the fourth root of G,
-halfway.
+nothing in common. Only gradients tell where between the two it is. They are measured with the
+pretrained model on public text (--initial-weights), by which `finetune` decides, or elsewhere
+(--gradient-norms). Without them, the recommended way is the best one for the fourth root of G,
+which is halfway.
 
 With --budget-shares metrics=S, figures of each step get the share S of the budget: of 1 / sigma^2,
-or, in passes, of the squared mu. These add up, epsilon does not. The noise of the gradients grows
-by a factor of 1 / sqrt(1 - S) in every way, and epsilon is that of both.
+or, in passes, of the squared mu. These quantities add up; epsilon does not. The noise of the
+gradients then grows by a factor of 1 / sqrt(1 - S) in every way. Epsilon is that of both.
 
 Below the table is the command that fine-tunes in the recommended way.
 """
@@ -116,7 +117,11 @@ def add_parser(subparsers) -> None:
     for field in _text_options():
         config_flags.add_flag(group, field, hints[field.name])
     parser.add_argument(
-        "--target-epsilon", type=float, required=True, metavar="E", help="Epsilon of the run."
+        "--target-epsilon",
+        type=float,
+        required=True,
+        metavar="E",
+        help="Largest epsilon of the run.",
     )
     parser.add_argument(
         "--budget-shares",
@@ -162,15 +167,15 @@ def add_parser(subparsers) -> None:
         "--initial-weights",
         type=pathlib.Path,
         metavar="DIR",
-        help="Folder of the model to fine-tune, whose gradients are measured on --proxy-data: "
-        "those of all weights, not of adapters (finetune --adapter-rank), which have other norms.",
+        help="Folder of the model to fine-tune. Its gradients are measured on --proxy-data: those "
+        "of all weights, not of adapters (finetune --adapter-rank), which have other norms.",
     )
     norms.add_argument(
         "--gradient-norms",
         type=_numbers,
         metavar="L,L,...",
-        help="Typical norm of the mean of 1, 2, 4 ... gradients of one user at the weights to "
-        "begin with; of public users, or the guarantee does not cover the choice.",
+        help="Typical norms of the mean of 1, 2, 4 ... gradients of one user at the initial "
+        "weights. They must be of public users, or the guarantee does not cover the choice.",
     )
     parser.add_argument(
         "--proxy-data",

@@ -49,42 +49,84 @@ def add_parser(subparsers) -> None:
     parser.set_defaults(run=run)
     trust_flags.add_arguments(parser.add_argument_group("server"))
     devices = parser.add_argument_group("devices")
-    _add(devices, "--population", str, "NAME", None, "Population that they take part in.")
+    _add(devices, "--population", str, "NAME", None, "Population that the devices take part in.")
     _add(devices, "--data", str, "CORPUS", "docs", "Texts by user, as for train --data.")
     _add(
         devices, "--features", str, "FILE", None,
-        "The examples.json of a task's folder, for examples that are not texts: the data is then "
-        'JSON lines of {"user_id", "examples"}, an example an object of names and values.',
+        "File examples.json of a task's folder, for examples that are not texts. The data is then "
+        "JSON lines of {\"user_id\", \"examples\"}, an example an object of names and values.",
     )  # fmt: skip
     config_flags.add_table_options(devices)
-    _add(devices, "--devices", int, "N", 300, "Number of devices, a user each.")
-    _add(devices, "--seed", int, "N", 0, "Decides users, behaviour and order of examples.")
+    _add(devices, "--devices", int, "N", 300, "Number of devices, each with the texts of one user.")
+    _add(
+        devices,
+        "--seed",
+        int,
+        "N",
+        0,
+        "Seed of the choice of users, their behaviour and the order of examples.",
+    )
     faults = parser.add_argument_group("what goes wrong")
-    _add(faults, "--drop-outs", float, "SHARE", 0.08, "Sessions whose device goes away.")
-    _add(faults, "--stragglers", float, "SHARE", 0.22, "Sessions that take longer.")
-    _add(faults, "--straggler-seconds", float, "X", 5.0, "By how much, on average.")
-    _add(faults, "--malicious", float, "SHARE", 0.0, "Devices that attack.")
+    _add(
+        faults, "--drop-outs", float, "SHARE", 0.08, "Share of the sessions whose device drops out."
+    )
+    _add(faults, "--stragglers", float, "SHARE", 0.22, "Share of the sessions that take longer.")
+    _add(
+        faults, "--straggler-seconds", float, "X", 5.0, "Mean delay of these sessions, in seconds."
+    )
+    _add(faults, "--malicious", float, "SHARE", 0.0, "Share of the devices that attack.")
     faults.add_argument(
         "--attacks",
         nargs="+",
         choices=_ATTACKS,
         default=list(_ATTACKS),
-        help="What they do: NaNs, a wrong shape, another attempt's report, a used token, or bytes "
-        "that are no update; in a secure sum, keys that are none, a longer vector, a report in the "
-        "clear, a used token, or bytes that are no message. Default: all.",
+        help="Attacks of these devices: NaNs, a wrong shape, another attempt's report, a used "
+        "token, or bytes that are no update; in a secure sum, keys that are none, a longer "
+        "vector, a report in the clear, a used token, or bytes that are no message. Default: all.",
     )
     _add(
         faults, "--day-seconds", float, "X", None,
-        "Devices may work at night only, of days of this length. Default: always.",
+        "Length of a simulated day in seconds. Devices then work at night only. Default: they "
+        "always may.",
     )  # fmt: skip
     running = parser.add_argument_group("running")
-    _add(running, "--until-rounds", int, "N", None, "End after so many rounds that counted.")
-    _add(running, "--seconds", float, "X", None, "End after this time.")
-    _add(running, "--start-within", float, "SECONDS", 5.0, "Time in which devices first come.")
-    _add(running, "--processes", int, "N", 1, "Processes that share the devices.")
-    _add(running, "--connections", int, "N", 4, "Connections that devices share, a process.")
-    _add(running, "--sessions", int, "N", 1000, "Sessions at a time, a process.")
-    _add(running, "--training", int, "N", 2, "Devices that train at a time, a process.")
+    _add(
+        running,
+        "--until-rounds",
+        int,
+        "N",
+        None,
+        "Number of rounds that counted after which the fleet ends.",
+    )
+    _add(running, "--seconds", float, "X", None, "Time in seconds after which the fleet ends.")
+    _add(
+        running,
+        "--start-within",
+        float,
+        "SECONDS",
+        5.0,
+        "Time in seconds within which all devices first check in.",
+    )
+    _add(running, "--processes", int, "N", 1, "Number of processes that share the devices.")
+    _add(
+        running,
+        "--connections",
+        int,
+        "N",
+        4,
+        "Number of connections that the devices of a process share.",
+    )
+    _add(
+        running, "--sessions", int, "N", 1000, "Largest number of sessions at a time in a process."
+    )
+    _add(
+        running,
+        "--training",
+        int,
+        "N",
+        2,
+        "Largest number of devices that train at a time in a process.",
+    )
     output.add_format(parser)
 
 

@@ -15,12 +15,10 @@ from collections.abc import Callable
 
 
 class Interruption:
-    """Message and exit status for a process that the user stops.
+    """Message and exit status for a process that the user stops, like "tff-dpftrl train".
 
-    Attributes:
-      command: Name of the command, as in "tff-dpftrl train".
-      what_is_left: Function that returns what the files hold and how to go on. It is called
-        when the process is stopped. None for commands that leave no files behind.
+    `what_is_left`, which is called then, returns what the files hold and how to go on. It is None
+    for commands that leave no files behind.
     """
 
     def __init__(self, command: str):

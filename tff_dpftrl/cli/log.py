@@ -22,8 +22,8 @@ have them. Serve the folder as files, or put it into a public git repository.
 """
 
 _APPEND = """\
-Enter plans, privacy terms and statements into a log, and sign the new checkpoint. What was entered
-before is passed over. The log is verified before, and made if --name says how it is called.
+Enter plans, privacy terms and statements into a log, and sign the new checkpoint. Files that were
+entered before are skipped. The log is verified first; a new one is made if --name gives its name.
 """
 
 _APPEND_EPILOG = """\
@@ -85,8 +85,8 @@ def add_parser(subparsers) -> None:
         "--key",
         required=True,
         metavar="FILE",
-        help="Private key (Ed25519, PEM) of the log, which signs nothing else; made if there is "
-        "none, with the public key beside it.",
+        help="Private key (Ed25519, PEM) of the log, which signs nothing else. It is made if "
+        "there is none, with the public key beside it.",
     )
     append.add_argument(
         "--name", metavar="NAME", help="Name of a new log, like example.org/keyboard."
@@ -101,10 +101,10 @@ def add_parser(subparsers) -> None:
     verify.add_argument(
         "--earlier",
         metavar="FILE",
-        help="Checkpoint that was kept: the log has to begin with all that it counts.",
+        help="Checkpoint that was kept. The log has to begin with all entries that it counts.",
     )
     verify.add_argument(
-        "--has", nargs="+", default=[], metavar="FILE", help="Files that have to be entered."
+        "--has", nargs="+", default=[], metavar="FILE", help="Files that must be in the log."
     )
     prove = part("prove", "write the proof that a file is in a log", _PROVE, None, _prove)
     prove.add_argument("log", metavar="LOG", help="Folder of the log.")
@@ -115,7 +115,7 @@ def add_parser(subparsers) -> None:
             "--public-key",
             required=True,
             metavar="FILE",
-            help="Public key of the log, which its keeper gave you.",
+            help="Public key of the log, as its keeper gave it to you.",
         )
     output.add_format(verify)
 

@@ -193,14 +193,7 @@ class _CommandParser(argparse.ArgumentParser):
 
 
 def _build_parser(commands: Iterable[str] = _SUBCOMMANDS) -> argparse.ArgumentParser:
-    """Builds the parser of the program.
-
-    Args:
-      commands: Names of the subcommands that it can parse. Its help has all of them.
-
-    Returns:
-      The parser.
-    """
+    """Builds the parser of the program for some subcommands; its help has all of them."""
     parser = _Parser(
         prog=_PROGRAM,
         description="Federated learning with DP-FTRL: train, optimise mechanisms, account.",
@@ -290,17 +283,13 @@ def _report_defect(stop: interruption.Interruption, error: Exception) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one subcommand.
+    """Runs one subcommand and returns the exit status.
 
-    Args:
-      argv: Arguments without the program's name. If None, those of the process, which
-        is then taken to be the command's own: SIGINT and SIGTERM end it at once.
-
-    Returns:
-      The exit status: 0; 1 if a file could not be written; 2 if the user's input cannot be
-      used, or a package that the subcommand needs is not installed; 3 if `audit` found a
-      claim violated; 70 after a defect of the program, whose traceback is written to a
-      temporary file; 130 after Ctrl-C, 143 after SIGTERM.
+    If `argv` is None, the process is taken to be the command's own: SIGINT and SIGTERM end it at
+    once. The status is 0; 1 if a file could not be written; 2 if the user's input cannot be used,
+    or a package that the subcommand needs is not installed; 3 if `audit` found a claim violated; 70
+    after a defect of the program, whose traceback is written to a temporary file; 130 after Ctrl-C,
+    143 after SIGTERM.
     """
     stop = interruption.Interruption(_PROGRAM)
     if argv is None:

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> tuple[argparse._ActionsContainer, ...]:
     """Adds --mechanism or --strategy, the schema, restarts and the options of mechanisms.
 
-    Returns:
-      The groups of flags of which one each is required.
+    Returns the groups of flags of which one each is required.
     """
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument(
@@ -41,21 +40,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> tuple[argparse._ActionsCon
         "--restart-every",
         type=int,
         metavar="R",
-        help="Rounds after which the mechanism begins anew, as adaptive clipping needs it.",
+        help="Number of rounds after which the mechanism restarts, as adaptive clipping needs it.",
     )
     parser.add_argument(
         "--first-restart",
         type=int,
         metavar="R",
-        help="First round after a restart, if not --restart-every (Gboard: 128, then every 1024).",
+        help="First round after a restart, if it is not --restart-every (Gboard: 128, then every "
+        "1024).",
     )
     parser.add_argument(
         "--clip-norm-inflation",
         type=float,
         default=1.0,
         metavar="F",
-        help="Norm bound after the rounding of secure aggregation, divided by the clip norm that "
-        "the noise multiplier refers to. Default: 1, no rounding.",
+        help="Factor by which the rounding of secure aggregation can raise the norm bound above "
+        "the clip norm that the noise multiplier refers to. Default: 1, no rounding.",
     )
     add_options(parser.add_argument_group("options of mechanisms"))
     return which, separation
@@ -69,13 +69,14 @@ def add_schema_arguments(parser: argparse.ArgumentParser) -> argparse._ActionsCo
         "--min-sep",
         type=int,
         metavar="B",
-        help="Least stride: rounds from one participation of a client to its next.",
+        help="Least stride: number of rounds from one participation of a client to its next.",
     )
     separation.add_argument(
         "--min-sep-gap",
         type=int,
         metavar="G",
-        help=("Least gap: rounds in between, B - 1, as in TensorFlow Privacy and Gboard's tables."),
+        help="Least gap: number of rounds between two participations, B - 1, as in TensorFlow "
+        "Privacy and Gboard's tables.",
     )
     parser.add_argument(
         "--max-participations",
@@ -91,17 +92,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--error",
         choices=["max", "rms"],
-        help=(
-            "Noise to minimise: the largest of all prefix sums (max), or its root "
-            "mean square over rounds (rms). Default: max for blt, rms for the "
-            "others."
-        ),
+        help="Noise to minimise: the largest of all prefix sums (max), or its root mean square "
+        "over rounds (rms). Default: max for blt, rms for the others.",
     )
     parser.add_argument(
         "--buffers",
         type=_buffers,
         metavar="D|auto",
-        help="Buffers of a BLT, 1 to 8. Default: auto, as many as still lower the loss by 0.1%%.",
+        help="Number of buffers of a BLT, 1 to 8. Default: auto, as many as still lower the loss "
+        "by 0.1%%.",
     )
     parser.add_argument(
         "--max-decay",
@@ -124,7 +123,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint",
         metavar="FILE",
-        help="File for the state of a bandmf search; a search goes on from it if it exists.",
+        help="File for the state of a bandmf search. A search goes on from it if it exists.",
     )
     add_workload(parser)
 
@@ -135,10 +134,10 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
         "--workload",
         default="prefix",
         metavar="NAME=VALUE,...",
-        help="What the server's optimizer makes models of, whose noise is the error: momentum=0.9, "
-        "adam=0.9 (its momentum, the preconditioner as if constant), warmup=100 (rounds), "
-        "decay=linear or cosine, averaging=0.95, or some of them with commas. Default: prefix, the "
-        "prefix sums, as of SGD with a constant rate.",
+        help="Sums from which the server's optimizer makes models; their noise is the error. "
+        "momentum=0.9, adam=0.9 (its momentum, the preconditioner as if constant), "
+        "warmup=100 (rounds), decay=linear or cosine, averaging=0.95, or some of them with "
+        "commas. Default: prefix, the prefix sums, as of SGD with a constant rate.",
     )
 
 
@@ -181,15 +180,7 @@ def schema_from(args: argparse.Namespace) -> schema_lib.MinSep:
 def strategy_from(args: argparse.Namespace, schema: schema_lib.MinSep) -> strategy_lib.Strategy:
     """Builds or reads the strategy of the whole run, restarts included.
 
-    Args:
-      args: Parsed flags of `add_arguments`.
-      schema: The schema of the whole run.
-
-    Returns:
-      The strategy. If it is optimised, it is optimised for its longest block of rounds.
-
-    Raises:
-      ValueError: If flags do not fit together, or a file cannot be read.
+    An optimised strategy is optimised for its longest block of rounds.
     """
     from tff_dpftrl.mechanisms import restarts, zoo
 

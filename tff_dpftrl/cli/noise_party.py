@@ -48,8 +48,8 @@ examples:
   tff-dpftrl noise-party --task tasks/nwp --folder party --plan-keys signing_key.pub \\
       --server-bundle device_bundle.json
 
-While it is away the task's rounds wait. Stop it at any time: no noise is given twice. An attempt
-that fails after it got its noise costs a round.
+While the party is away, the task's rounds wait. Stop it at any time: no noise is given twice. An
+attempt that fails after it got its noise costs a round.
 """
 
 _STATUS = """\
@@ -88,8 +88,8 @@ def add_parser(subparsers) -> None:
         type=int,
         default=100,
         metavar="N",
-        help="Largest number of rounds whose noise a request of the server may pass over. Default: "
-        "100.",
+        help="Largest number of rounds whose noise a request of the server may skip. "
+        "Default: %(default)d.",
     )
     trust_flags.add_arguments(parser.add_argument_group("server"), attests=False)
 

@@ -21,20 +21,12 @@ def add_format(
     when: str = "",
 ) -> None:
     """Adds --format; `when` is appended to its help."""
-    text = f"Of standard output{when}. Default: text."
+    text = f"Format of standard output{when}. Default: text."
     parser.add_argument("--format", choices=choices, default=default, help=text)
 
 
 def file(flag: str, name: str | None) -> pathlib.Path | None:
-    """Returns the path of a file to be written; None if the flag was not given.
-
-    Args:
-      flag: Flag that names the file, for messages.
-      name: Name that was given; None if there is none.
-
-    Raises:
-      UsageError: If it cannot be written there, because it is a folder or is in none.
-    """
+    """Returns the path of a file to be written, None if not given; refuses impossible paths."""
     if name is None:
         return None
     path = pathlib.Path(name)
@@ -46,11 +38,7 @@ def file(flag: str, name: str | None) -> pathlib.Path | None:
 
 
 def page(flag: str, name: str | None) -> pathlib.Path | None:
-    """Returns the path of a page to be written, like `file`.
-
-    Raises:
-      UsageError: If it cannot be written there, or would replace something else than a page.
-    """
+    """Returns the path of a page to be written, like `file`; only pages may be replaced."""
     path = file(flag, name)
     if path is None or not path.exists():
         return path

@@ -25,21 +25,21 @@ of them is recommended, with the commands that set it up. The noise is that in t
 averaged updates so far, per unit of clip norm; it stands for utility by a hypothesis. With
 --workload it is the noise in the models, per unit of clip norm and learning rate.
 
-Recommended is the plan with the fewest clients a round among those with no more noise than
-Gboard's production models. If there is none, or if the noise is the target, twice the clients
-a round, each device twice as often, must lower the noise (or mu, with which epsilon grows) by a
-fifth to be preferred.
+The recommended plan has the fewest clients a round among those with no more noise than Gboard's
+production models. If there is none, or if the noise is the target, a plan with twice the clients a
+round, and each device twice as often, is preferred only if it lowers the noise (or mu, with which
+epsilon grows) by a fifth.
 
-With --sampling, one party holds the data of --population clients and draws each round's in secret.
-Printed is the plan of least noise for each number of clients a round; with cyclic and b-min-sep,
-out of numbers of bands of correlated noise, up to 64 (--all prints those that were tried).
-There are as many bins as give so many clients a round, with a BLT: give --report-goals, each
-takes seconds.
+With --sampling, one party holds the data of --population clients and draws each round's clients in
+secret. For each number of clients a round, the plan with the least noise is printed. With cyclic
+and b-min-sep, it is the best of several numbers of bands of correlated noise, up to 64 (--all
+prints those that were tried). With bins, the number of bins follows from the number of clients a
+round, and the noise is a BLT's: give --report-goals, since each takes seconds.
 
-With --budget-shares, --target-epsilon is of all that leaves. A share of the budget is a share of
-the squared mu of the Gaussian mechanism that spends it all: these add up, epsilon does not. What
-is left is the weights', whose noise grows by a factor of 1 / sqrt(1 - shares), and some for the
-vocabulary's share of delta.
+With --budget-shares, --target-epsilon is for everything that the run releases. A share of the
+budget is a share of the squared mu of the Gaussian mechanism that spends it all. These quantities
+add up; epsilon does not. The weights get the rest: their noise grows by a factor of
+1 / sqrt(1 - shares), and some more for the vocabulary's share of delta.
 """
 
 _EPILOG = """\
@@ -76,10 +76,17 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--rounds", type=int, required=True, metavar="N", help="Number of rounds.")
     delta_flag.add(parser)
     target = parser.add_mutually_exclusive_group(required=True)
-    target.add_argument("--target-epsilon", type=float, metavar="E", help="Epsilon to reach.")
-    target.add_argument("--target-rho", type=float, metavar="R", help="rho-zCDP to reach.")
     target.add_argument(
-        "--target-noise", type=float, metavar="X", help="Noise to keep, as printed by this command."
+        "--target-epsilon", type=float, metavar="E", help="Epsilon that the plans reach."
+    )
+    target.add_argument(
+        "--target-rho", type=float, metavar="R", help="rho-zCDP that the plans reach."
+    )
+    target.add_argument(
+        "--target-noise",
+        type=float,
+        metavar="X",
+        help="Noise that the plans keep, in the unit that this command prints.",
     )
     target.add_argument(
         "--keep-noise-of",
@@ -101,21 +108,24 @@ def add_parser(subparsers) -> None:
     )
     separation = parser.add_mutually_exclusive_group()
     separation.add_argument(
-        "--min-sep", type=int, metavar="B", help="Stride to rely on. Default: the largest possible."
+        "--min-sep",
+        type=int,
+        metavar="B",
+        help="Least stride that the guarantee relies on. Default: the largest possible.",
     )
     separation.add_argument(
         "--min-sep-fraction",
         type=float,
         default=1.0,
         metavar="F",
-        help="Share of the largest possible stride to rely on (production saw 0.14 to 0.81). "
-        "Default: 1.",
+        help="Share of the largest possible stride that the guarantee relies on (production saw "
+        "0.14 to 0.81). Default: 1.",
     )
     separation.add_argument(
         "--timer-hours",
         type=float,
         metavar="H",
-        help="Hours that a device waits after it took part; with --rounds-per-day.",
+        help="Number of hours that a device waits after it took part; with --rounds-per-day.",
     )
     parser.add_argument(
         "--rounds-per-day", type=float, metavar="R", help="Number of rounds in a day."
@@ -124,18 +134,14 @@ def add_parser(subparsers) -> None:
         "--max-participations",
         type=int,
         metavar="K",
-        help=(
-            "Largest number of rounds of one device, at least as many as "
-            "population, report goal and rounds imply. Default: as many as fit."
-        ),
+        help="Largest number of rounds of one device, at least as many as "
+        "population, report goal and rounds imply. Default: as many as fit.",
     )
     parser.add_argument(
         "--mechanisms",
         metavar="NAME,...",
-        help=(
-            "Mechanisms to consider. Default: those that can be run and are "
-            "optimised in about a second, which leaves out bandmf."
-        ),
+        help="Mechanisms to consider. Default: those that can be run and are "
+        "optimised in about a second, which leaves out bandmf.",
     )
     parser.add_argument(
         "--parameters",
@@ -148,10 +154,8 @@ def add_parser(subparsers) -> None:
         "--secagg-inflation",
         type=float,
         metavar="F",
-        help=(
-            "Largest factor, such as 1.01, by which the rounding of secure "
-            "aggregation may inflate the clip norm. Default: no secure aggregation."
-        ),
+        help="Largest factor, such as 1.01, by which the rounding of secure "
+        "aggregation may inflate the clip norm. Default: no secure aggregation.",
     )
     parser.add_argument(
         "--noise-parties",
@@ -165,13 +169,13 @@ def add_parser(subparsers) -> None:
         "--what-if-rounds",
         type=int,
         metavar="N",
-        help="Number of rounds for a second guarantee of each plan.",
+        help="Number of rounds for which a second guarantee of each plan is printed.",
     )
     parser.add_argument(
         "--what-if-min-sep",
         type=int,
         metavar="B",
-        help="Observed stride for a second guarantee of each plan.",
+        help="Observed stride for which a second guarantee of each plan is printed.",
     )
     parser.add_argument(
         "--sampling",
@@ -183,7 +187,7 @@ def add_parser(subparsers) -> None:
         "--plot", metavar="FILE", help="File for a plot of all plans: PNG, PDF or SVG."
     )
     parser.add_argument(
-        "--all", action="store_true", help="Print all plans, not only the Pareto set."
+        "--all", action="store_true", help="Print all plans. Default: only the Pareto set."
     )
     output.add_format(parser)
 
@@ -336,11 +340,7 @@ def _request(args: argparse.Namespace) -> planner_request.Request:
 
 
 def _report_goals(args: argparse.Namespace) -> tuple[int, ...]:
-    """Returns the numbers of clients a round to consider: with noise parties, those of one group.
-
-    Raises:
-      UsageError: If there is none, or there are more noise parties than a task can have.
-    """
+    """Returns the numbers of clients a round to try: with noise parties, those of one group."""
     from tff_dpftrl.accounting import planner_request
 
     goals = args.report_goals or planner_request.DEFAULT_REPORT_GOALS

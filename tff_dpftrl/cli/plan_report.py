@@ -24,14 +24,8 @@ def as_json(
 ) -> dict[str, Any]:
     """Returns the report as JSON-compatible values.
 
-    Args:
-      shown: Plans to list.
-      what_ifs: Guarantee of each plan under other conditions, or the reason why there is
-        none, or None if it was not asked for.
-      recommended: Plan to begin with.
-
-    Returns:
-      The report.
+    `what_ifs` has the guarantee of each plan under other conditions, or the reason why there is
+    none; None if it was not asked for.
     """
     from tff_dpftrl.accounting import planner
 
@@ -68,16 +62,7 @@ def _parts_json(claim: guarantee_lib.Guarantee) -> dict[str, Any]:
 
 
 def split(costs: Sequence[parts_lib.Cost], epsilon: float, delta: float) -> str:
-    """Returns how a budget is split, with the cost of each part alone.
-
-    Args:
-      costs: What the weights and the other parts cost alone.
-      epsilon: ε of the whole.
-      delta: δ of the whole.
-
-    Returns:
-      A few lines.
-    """
+    """Returns a few lines on how a budget is split, with the cost of each part alone."""
     from tff_dpftrl.accounting import display
 
     rows = [
@@ -126,12 +111,7 @@ def rows(shown: Sequence[planner_lib.Plan], what_ifs: Sequence[WhatIf]) -> list[
 def sampled_rows(
     shown: Sequence[sampled_plans.SampledPlan], num_parameters: int
 ) -> list[list[str]]:
-    """Returns plans with secret sampling as cells of a table, its heading first.
-
-    Args:
-      shown: Plans to list.
-      num_parameters: Number of the model's parameters, float32.
-    """
+    """Returns plans with secret sampling as cells of a table, its heading first."""
     from tff_dpftrl.accounting import display
 
     given = list(shown[0].given)
@@ -192,13 +172,7 @@ def advice(
 ) -> str:
     """Returns why a plan is recommended, what it promises, and the commands that set it up.
 
-    Args:
-      plan: Recommended plan.
-      request: Request that it answers.
-      workload: Workload of the request as the flag `--workload` takes it.
-
-    Returns:
-      The text, of several lines.
+    `workload` is the request's, as the flag `--workload` takes it.
     """
     from tff_dpftrl.accounting import display, planner
 

@@ -17,10 +17,9 @@ _DESCRIPTION = """\
 Print the words that a trained model expects next, with their probabilities.
 
 Texts are given as arguments, or one a line on standard input; at a terminal, type the
-beginning of a sentence and press Enter. The last word of a text is taken as whole. The
-model also knows two outcomes that are no words, and they are printed below the words: a
-word outside its vocabulary, and the end of the text. Of a text that is longer than the
-sequences that it was trained on, it reads the end.
+beginning of a sentence and press Enter. The last word of a text is taken as a whole word. Below the
+words, two other outcomes are printed: a word outside the vocabulary, and the end of the text. If a
+text is longer than the sequences that the model was trained on, its end is read.
 """
 
 _EPILOG = """\
@@ -43,8 +42,8 @@ examples:
 _TEXTS_AT_A_TIME = 64
 _SAMPLING = {
     "temperature": "number that scores are divided by; 0 takes the likeliest word. Default: 1.",
-    "top-p": "sample from the fewest likeliest words that have this probability. Default: 1.",
-    "seed": "seed of the samples; another continuation each time if not given.",
+    "top-p": "probability of the fewest likeliest words that are sampled from. Default: 1.",
+    "seed": "seed of the samples. Default: another continuation each time.",
 }
 
 
@@ -69,13 +68,14 @@ def add_parser(subparsers) -> None:
         "--tokens",
         type=int,
         metavar="N",
-        help="Continue each text instead, by at most so many sampled words or sub-words.",
+        help="Largest number of sampled words or sub-words by which each text is continued, in "
+        "place of the list of next words.",
     )
     parser.add_argument(
         "--history",
         metavar="FILE",
-        help="What the author of the texts wrote earlier, one text a line, UTF-8. Its n-grams are "
-        "mixed into the probabilities. The file is read here only: nothing of it is sent or kept. "
+        help="File with earlier texts of the author, one a line, UTF-8. Its n-grams are mixed "
+        "into the probabilities. The file is read here only: nothing of it is sent or kept. "
         "Not with --tokens.",
     )
     for name, what in _SAMPLING.items():
@@ -85,9 +85,7 @@ def add_parser(subparsers) -> None:
         "--format",
         choices=("text", "jsonl"),
         default="text",
-        help=(
-            "Format of standard output: text, or one JSON object a text and line. Default: text."
-        ),
+        help="Format of standard output: text, or one JSON object a text and line. Default: text.",
     )
 
 

@@ -23,9 +23,9 @@ Nothing of it is private: whoever has the model may learn the text. By default t
 docstrings of Python's standard library. The model of the best epoch so far is kept at any
 time, so that Ctrl-C ends it early and loses only the epoch under way.
 
-Give it the --config of the run of `train`, or of `task new`, that is to follow: model, vocabulary
-and sequence length are taken from it, and its users' data are not read. A run of `finetune` takes
-all of these from the pretrained model: give them here.
+Give the --config of the run of `train`, or of `task new`, that is to follow. Model, vocabulary and
+sequence length are taken from it; its users' data are not read. A run of `finetune` takes all of
+these from the pretrained model: give them here.
 """
 
 _EPILOG = """\
@@ -51,13 +51,15 @@ _OF_THE_RUN = ("data", *_TABLE, "max_users", "train_on_test_users", "initial_wei
 _HELP = {
     "data": "Public text: 'standard-library'; 'docs', with the docstrings of the installed "
     "packages, for a run that trains on something else; or a table or file as for train.",
-    "epochs": "Passes over the text; the learning rate falls to zero over them.",
-    "patience": "Epochs without improvement on held-out text after which it ends.",
-    "batch_size": "Sequences in a batch.",
-    "learning_rate": "Adam's learning rate in the beginning.",
+    "epochs": "Number of passes over the text. The learning rate falls to zero over them.",
+    "patience": "Number of epochs without improvement on held-out text after which the training "
+    "ends.",
+    "batch_size": "Number of sequences in a batch.",
+    "learning_rate": "Learning rate of Adam in the beginning.",
     "seed": "Seed of the initial weights and of the order of the text.",
-    "without_near_duplicates_of": "Leave out texts that nearly repeat text of this corpus, such as "
-    "that of the run that follows. It is looked at for this, which no epsilon covers.",
+    "without_near_duplicates_of": "Corpus, such as that of the run that follows. Public texts "
+    "that nearly repeat its texts are left out. Its texts are looked at for this, which "
+    "no epsilon covers.",
 }
 
 

@@ -23,18 +23,18 @@ _DESCRIPTION = """\
 Write the privacy statement, the curves and the model of what a training run has committed
 so far, and print a summary.
 
-It works on interrupted and on finished runs, and on no data: the folder is enough. While
-`tff-dpftrl train` has the folder open it is refused; interrupt the run first, and go on
-with it afterwards (tff-dpftrl train --resume). The statement of a run that has not ended
-charges all rounds that it declared, since whoever ends it early has seen how it went.
+It works on interrupted and on finished runs, and reads no data: the folder is enough. A run that
+`tff-dpftrl train` has open is refused: interrupt it first, and go on with it afterwards (tff-dpftrl
+train --resume). The statement of a run that has not ended charges all rounds that it declared,
+since whoever ends it early has seen how it went.
 
---html writes all of it as one page: statement, curves, participation, what a recount found,
-options, files. It needs no other file, script or network, and holds only what may be published.
-Nothing else is written, unless the statement is missing or of fewer rounds than there are metrics
-of. --private adds exact figures of the training users, under a banner.
+--html writes all of it as one page: statement, curves, participation, findings of a recount,
+options, files. The page needs no other file, script or network, and holds only what may be
+published. Nothing else is written, unless the statement is missing or covers fewer rounds than the
+metrics do. --private adds exact figures of the training users, under a banner.
 
-A folder without private/, or of pretrain, sweep or task report, is not derived again: what is in
-it is summarised, and what is missing is said.
+The report of a folder without private/, or of pretrain, sweep or task report, is not made again.
+What is in the folder is summarised, and what is missing is named.
 """
 
 _EPILOG = """\
@@ -75,14 +75,13 @@ def add_parser(subparsers) -> None:
         nargs="?",
         const="",
         metavar="FILE",
-        help="Write a page. Default of FILE: report.html in the folder, with --private in its "
-        "private/.",
+        help="File for a report as one HTML page. Default of FILE: report.html in the folder, "
+        "with --private in its private/.",
     )
     parser.add_argument(
         "--private",
         action="store_true",
-        help="Add exact figures of the training users to the page, which is then not to be "
-        "published.",
+        help="Add exact figures of the training users to the page. It is then not to be published.",
     )
     output.add_format(parser)
 
@@ -170,7 +169,7 @@ def _report_again(folder: pathlib.Path, form: str) -> None:
     """Derives the report of a run again from what it has committed."""
     known = manifest.read(folder)  # Refuses what is no run before TensorFlow is imported.
     packages.require("The report of a run", "tensorflow", "matplotlib")
-    baselines, held_out, keyboards, written = {}, None, {}, "model"
+    baselines, held_out, written = {}, None, "model"
     if known.kind == manifest.CUSTOM_FINETUNING:
         from tff_dpftrl.finetuning import custom_run
 
@@ -179,7 +178,6 @@ def _report_again(folder: pathlib.Path, form: str) -> None:
     else:
         results = _report_on_text(known.kind, folder)
         baselines, held_out = dict(results.baselines), results.held_out
-        keyboards = dict(results.keyboard_baselines)
     if form == "json":
         output.print_json(
             {
@@ -187,7 +185,6 @@ def _report_again(folder: pathlib.Path, form: str) -> None:
                 "last_round": {name: _finite(value) for name, value in results.rows[-1].items()},
                 "baselines": baselines,
                 "held_out": held_out,
-                "keyboard_baselines": keyboards,
                 "summary": results.summary,
             }
         )
@@ -195,8 +192,6 @@ def _report_again(folder: pathlib.Path, form: str) -> None:
         print(f"{results.summary}\nStatement, curves and {written} are in {folder}/")
         if held_out is not None:
             _print_head_words(held_out["head_words"])
-            if "keyboard" in held_out:  # Older runs had none.
-                _print_keyboards({"model": held_out["keyboard"], **keyboards})
 
 
 def _report_on_text(kind: manifest.Kind, folder: pathlib.Path) -> report_lib.TrainingResults:
@@ -220,18 +215,6 @@ def _print_head_words(head_words: Mapping[str, Any]) -> None:
     for size, shares in head_words["histograms"].items():
         rows.append([size, *(f"{share:.1%}" for share in shares)])
     output.print_table(rows, left=0)
-
-
-def _print_keyboards(measured: Mapping[str, Mapping[str, Any]]) -> None:
-    """Prints the stand-ins for a keyboard's A/B metrics, of the model and of n-grams."""
-    from tff_dpftrl.training import report
-
-    print("\nOn held-out users, as the suggestions of a keyboard:")
-    rows = [["", *results_lib.KEYBOARD_METRICS]]
-    rows += [[name, *report.keyboard_shares(one)] for name, one in measured.items()]
-    output.print_table(rows, left=0)
-    for name, meaning in results_lib.KEYBOARD_METRICS.items():
-        print(f"{name}: {meaning}")
 
 
 def _finite(value: Any) -> Any:

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
     from tff_dpftrl.mechanisms import strategy as strategy_lib
     from tff_dpftrl.participation import sampling as sampling_lib
 
-_OPTIONS = (
-    *("sampling_probability", "group_size", "sampling_groups", "min_sep", "bins"),
-    *("rounds_per_client", "clients", "largest_cohort"),
-)
+_OPTIONS = ("sampling_probability", "group_size", "sampling_groups", "min_sep", "bins")
 
 _ESTIMATED = ("bins", "b-min-sep")
 """Samplings whose bound is not tight, and whose privacy losses can be drawn."""
@@ -38,9 +35,7 @@ class _Sampling(argparse.Action):
 def add_arguments(parser: argparse.ArgumentParser, replaces: Sequence[Any] = ()) -> None:
     """Adds --sampling and its options.
 
-    Args:
-      parser: Parser of the command.
-      replaces: Groups of flags of which one is required, but not with --sampling.
+    Of each group in `replaces` one flag is required, but not with --sampling.
     """
     group = parser.add_argument_group(
         "samples that the server draws in secret, which amplify privacy"
@@ -52,15 +47,17 @@ def add_arguments(parser: argparse.ArgumentParser, replaces: Sequence[Any] = ())
         const=replaces,
         choices=samplings.SAMPLINGS,
         metavar="NAME",
-        help=f"{rows}. A guarantee by it needs that nobody learns who was drawn.",
+        help=f"Secret sampling of the cohorts. {rows}. The guarantee needs that nobody learns who "
+        "was drawn.",
     )
     for name, kind, letter, text in (
         (
             "sampling_probability",
             float,
             "Q",
-            "Probability of a client to be in the cohort: of a round, of its group's turn, or of a "
-            "round if it was in none of the last --min-sep - 1.",
+            "Probability that a client is in the cohort: of a round (poisson, truncated), of its "
+            "group's turn (cyclic), or of a round if it was in none of the last --min-sep - 1 "
+            "(b-min-sep).",
         ),
         (
             "group_size",
@@ -71,9 +68,6 @@ def add_arguments(parser: argparse.ArgumentParser, replaces: Sequence[Any] = ())
         ),
         ("sampling_groups", int, "G", "Number of groups that take turns, at least --bands."),
         ("bins", int, "B", "Number of bins: rounds from one of a client's to its next."),
-        ("rounds_per_client", int, "K", "Number of rounds of each client."),
-        ("clients", int, "N", "Number of clients."),
-        ("largest_cohort", int, "M", "Largest number of clients in a round."),
     ):
         users = [row for row, entry in samplings.SAMPLINGS.items() if name in _taken(entry)]
         group.add_argument(
@@ -121,16 +115,9 @@ def _taken(row: samplings.Row) -> tuple[str, ...]:
 
 
 def options_from(args: argparse.Namespace) -> dict[str, Any] | None:
-    """Reads the flags of `add_arguments`, and checks that they are those of the sampling.
+    """Reads the flags of `add_arguments` that are given, by name; None without --sampling.
 
-    Args:
-      args: Parsed flags.
-
-    Returns:
-      The options that are given, by name; None without --sampling.
-
-    Raises:
-      UsageError: If one is missing, or is not for this sampling.
+    Flags that are missing, or are not for this sampling, are refused.
     """
     if args.estimate_draws is not None:
         validation.integer("--estimate-draws", args.estimate_draws, minimum=1)
@@ -167,18 +154,7 @@ def _flags(names: Sequence[str]) -> str:
 def run_from(
     args: argparse.Namespace, options: Mapping[str, Any]
 ) -> tuple[strategy_lib.Strategy, sampling_lib.Sampling]:
-    """Builds strategy and sampling of a run.
-
-    Args:
-      args: Parsed flags of `mechanism_flags.add_arguments` and `add_arguments`.
-      options: Options of the sampling, of `options_from`.
-
-    Returns:
-      The strategy and the sampling.
-
-    Raises:
-      UsageError: If flags do not fit together.
-    """
+    """Builds strategy and sampling of a run from its flags and the result of `options_from`."""
     if args.max_participations is not None or args.min_sep_gap is not None:
         raise validation.UsageError(
             "--min-sep-gap and --max-participations are not for --sampling, which decides how "
@@ -218,7 +194,6 @@ def account(
         units_per_client=validation.integer(
             "--group-size", options.get("group_size", 1), minimum=1
         ),
-        num_clients=options.get("clients"),
     )
 
 

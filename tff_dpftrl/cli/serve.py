@@ -71,12 +71,13 @@ examples:
 
 _NO_ATTESTATION = "Whoever connects is taken for a device: there is no attestation."
 _SESSIONS_PER = {
-    "address": "Open sessions of one network address (of IPv6: one network of 64 bits), at each "
-    "Selector. Raise it if devices come through few addresses, as through a balancer. Default: "
-    "500, and no limit for devices on this machine; a number holds for them, too.",
-    "connection": "Open sessions of one connection. Raise it for a fleet on another machine, "
-    "which shares a few. Default: 16, and no limit for devices on this machine; a number holds "
-    "for them, too.",
+    "address": "Largest number of open sessions of one network address (of IPv6: one network of "
+    "64 bits), at each Selector. Raise it if devices come through few addresses, as "
+    "through a load balancer. Default: 500, and no limit for devices on this machine; "
+    "a number that is given holds for them, too.",
+    "connection": "Largest number of open sessions of one connection. Raise it for a fleet on "
+    "another machine, which shares a few connections. Default: 16, and no limit for "
+    "devices on this machine; a number that is given holds for them, too.",
 }
 _NUM_HOSTS = 2  # Of each kind, on Ray.
 
@@ -96,7 +97,7 @@ def add_parser(subparsers) -> None:
         action="extend",
         nargs="+",
         metavar="NAME",
-        help="Name of the population; several names, or the option several times, for several.",
+        help="Names of the populations. May be given several times.",
     )
     parser.add_argument(
         "--task",
@@ -111,7 +112,8 @@ def add_parser(subparsers) -> None:
         "--store",
         required=True,
         metavar="PLACE",
-        help="Folder, made if there is none, or URL of a PostgreSQL database.",
+        help="Store of the server: a folder, made if there is none, or the URL of a PostgreSQL "
+        "database.",
     )
     parser.add_argument(
         "--plan-keys",
@@ -123,11 +125,8 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "--secure-aggregation",
         action="store_true",
-        help=(
-            "Refuse tasks whose reports this server would see: all must be made "
-            "with task new --secure-aggregation. Such tasks use it with or without "
-            "this flag."
-        ),
+        help="Refuse tasks whose reports this server would see: all must be made with task new "
+        "--secure-aggregation. Such tasks use it with or without this flag.",
     )
     trust_flags.add_reviewers(parser, "Serve only tasks that were approved by (task approve)")
     listening = parser.add_argument_group("where it listens, and how it is known")
@@ -135,16 +134,14 @@ def add_parser(subparsers) -> None:
         "--address",
         default=addresses.DEFAULT_ADDRESS,
         metavar="HOST:PORT",
-        help="For devices; port 0 is any that is free, another one after a restart: with a port of "
-        f"its own, devices find the server again. Default: {addresses.DEFAULT_ADDRESS}.",
+        help="Address for devices, HOST:PORT. Port 0 is any free port, and another one after a "
+        "restart; with a fixed port, devices find the server again. Default: %(default)s.",
     )
     listening.add_argument(
         "--server-folder",
         metavar="DIR",
-        help=(
-            "Folder of certificate and keys, which are made if missing. Default: "
-            "server, in the store's folder."
-        ),
+        help="Folder of certificate and keys, which are made if missing. Default: "
+        "server, in the store's folder.",
     )
     listening.add_argument(
         "--certificate", metavar="FILE", help="Custom certificate of the server, PEM."
@@ -157,10 +154,8 @@ def add_parser(subparsers) -> None:
         nargs="+",
         default=None,
         metavar="HOST",
-        help=(
-            "Host names and addresses in the certificate that is made. One that was made "
-            "before must have them. Default: localhost 127.0.0.1."
-        ),
+        help="Host names and addresses in the certificate that is made. A certificate that was "
+        "made before must have them. Default: localhost 127.0.0.1.",
     )
     status_flags.add_arguments(parser)
     who = parser.add_argument_group("who is a device")
@@ -174,10 +169,8 @@ def add_parser(subparsers) -> None:
     who.add_argument(
         "--no-attestation",
         action="store_true",
-        help=(
-            "Accept devices without attestation. One program can then pose as any "
-            "number of devices."
-        ),
+        help="Accept devices without attestation. One program can then pose as any "
+        "number of devices.",
     )
     who.add_argument(
         "--attestation-roots",
@@ -204,10 +197,9 @@ def add_parser(subparsers) -> None:
         type=float,
         nargs="+",
         metavar="SHARE",
-        help="Share of open sessions and of check-ins a second that each population has for "
-        "itself, in the order of --population, at each Selector. What the shares leave is for "
-        "whoever comes first, so that one population cannot shut out another. Default: even "
-        "shares of one half.",
+        help="Share of open sessions and of check-ins a second that is reserved for each "
+        "population, in the order of --population, at each Selector. Whoever comes first gets the "
+        "rest, so that one population cannot shut out another. Default: even shares of one half.",
     )
     pace = parser.add_argument_group("how often devices come")
     pace.add_argument(
@@ -215,40 +207,34 @@ def add_parser(subparsers) -> None:
         type=float,
         nargs="+",
         metavar="N",
-        help=(
-            "Approximate number of devices that are available at a time, of each population in "
-            "the order of --population, to begin with. One that is too low is soon corrected by "
-            "what comes. Default: the tasks' num_devices."
-        ),
+        help="Approximate number of devices of each population that are available at a time, in "
+        "the order of --population, to begin with. Check-ins soon correct a number that is "
+        "too low. Default: the tasks' num_devices.",
     )
     pace.add_argument(
         "--availability",
         metavar="CURVE",
-        help=(
-            "Relative numbers of available devices at each full hour of UTC, to begin with: 24 "
-            "numbers separated by commas, or a file with them. Default: the same at all hours. "
-            "The server learns both from check-ins within days (with --engine ray it keeps to "
-            "what it is given)."
-        ),
+        help="Relative numbers of available devices at each full hour of UTC, to begin with: 24 "
+        "numbers separated by commas, or a file with them. Default: the same at all hours. "
+        "The server learns both from check-ins within days (with --engine ray it keeps to "
+        "what it is given).",
     )
     pace.add_argument(
         "--round-seconds",
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help=(
-            "Approximate length of a round in seconds: enough devices for one round "
-            "are asked to come in this time. Default: 60."
-        ),
+        help="Approximate length of a round in seconds. Enough devices for one round are asked to "
+        "come in this time. Default: %(default)g.",
     )
     pace.add_argument(
         "--most-over-selection",
         type=float,
         default=3.0,
         metavar="FACTOR",
-        help="Devices to choose for each report of a round's goal at most, while many of those "
-        "that are chosen do not report. The devices of a sum are never more than the task "
-        "declares; 1 is to choose no more than it declares, either. Default: 3.",
+        help="Largest number of devices to choose for each report of a round's goal, while many "
+        "chosen devices do not report. A sum never has more devices than its task declares. "
+        "With 1, no more devices are chosen than the task declares, either. Default: %(default)g.",
     )
     machines = parser.add_argument_group(
         "on many machines",
@@ -260,26 +246,21 @@ def add_parser(subparsers) -> None:
         "--engine",
         choices=("asyncio", "ray"),
         default="asyncio",
-        help=("Engine of the server: this process, or a Ray cluster. Default: asyncio."),
+        help="Engine of the server: this process (asyncio), or a Ray cluster (ray). "
+        "Default: %(default)s.",
     )
     machines.add_argument(
         "--ray-address",
         metavar="HOST:PORT",
-        help=(
-            "Address of the cluster, or auto for the one that this machine is a "
-            "node of. Default: Ray is started on this machine, on loopback, and "
-            "ends with this command."
-        ),
+        help="Address of the Ray cluster, or auto for the cluster that this machine is a node of. "
+        "Default: Ray is started on this machine, on loopback, and ends with this command.",
     )
     machines.add_argument(
         "--selectors",
         type=int,
         metavar="N",
-        help=(
-            "Number of processes that devices connect to, on the port of --address "
-            "and the next ones. Host 0.0.0.0 is the address of the node. Default: "
-            "2."
-        ),
+        help="Number of processes that devices connect to, on the port of --address and the next "
+        "ones. Host 0.0.0.0 is the address of the node. Default: 2.",
     )
     machines.add_argument(
         "--workers", type=int, metavar="N", help="Number of processes that sum reports. Default: 2."
@@ -287,20 +268,19 @@ def add_parser(subparsers) -> None:
     machines.add_argument(
         "--detach",
         action="store_true",
-        help=(
-            "Leave the server running at Ctrl-C, without the status page. The same "
-            "command finds it again; without --detach, its Ctrl-C stops the server."
-        ),
+        help="Leave the server running at Ctrl-C, without the status page. The same "
+        "command finds it again; without --detach, its Ctrl-C stops the server.",
     )
     machines.add_argument(
         "--stop",
         action="store_true",
-        help="Only stop the server of these populations on the cluster, however it was started.",
+        help="Stop the server of these populations on the cluster, however it was started, and do "
+        "nothing else.",
     )
     parser.add_argument(
         "--until-done",
         action="store_true",
-        help="End when no task can have another round, instead of at Ctrl-C.",
+        help="End when no task can have another round. Default: serve until Ctrl-C.",
     )
 
 

@@ -23,14 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--status-address",
         default=addresses.DEFAULT_ADDRESS,
         metavar="HOST:PORT",
-        help=f"Where it listens; port 0 is any that is free. Default: {addresses.DEFAULT_ADDRESS}.",
+        help="Address of the status page. Port 0 is any free port. Default: %(default)s.",
     )
     group.add_argument(
         "--status-token",
         metavar="FILE",
-        help="File with the token that readers need, made with mode 0600 if there is none: the "
-        "password that a browser asks for (with any user name), or a bearer token, as Prometheus "
-        "sends with authorization.credentials_file.",
+        help="File with the token that readers need; made with mode 0600 if there is none. The "
+        "token is the password that a browser asks for (with any user name), or a bearer "
+        "token, as Prometheus sends with authorization.credentials_file.",
     )
     group.add_argument(
         "--status-open",
@@ -42,18 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="HOST",
-        help="Further names and addresses that readers know the server by, such as a proxy's.",
+        help="Further names and addresses by which readers reach the server, such as those of a "
+        "proxy.",
     )
 
 
 def check(args: argparse.Namespace) -> None:
     """Refuses flags that do not go together; reads and writes no file.
 
-    Args:
-      args: Parsed arguments, with a well-formed --status-address.
-
-    Raises:
-      UsageError: If they do not go together.
+    --status-address must be well-formed.
     """
     from tff_dpftrl.runtime.status import access
 
@@ -74,12 +71,7 @@ def check(args: argparse.Namespace) -> None:
 def made(args: argparse.Namespace) -> access.Access:
     """Returns the rule for readers of the page; makes the file of the token if there is none.
 
-    Args:
-      args: Parsed arguments, checked.
-
-    Raises:
-      ValueError: If the file holds no token, or others may read it.
-      OSError: If it cannot be read or written.
+    A file without a token, or one that others may read, is refused.
     """
     from tff_dpftrl.runtime.status import access
 

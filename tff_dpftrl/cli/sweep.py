@@ -66,12 +66,6 @@ examples:
   tff-dpftrl sweep quickstart --over mechanism=blt,tree --over noise_multiplier=0.5,1 \\
       --over seed=0:3 --jobs 2 --output results/sweep
 
-  # How much noise does an accuracy of 15 % bear, and what would production with 4 million
-  # devices then look like?
-  tff-dpftrl sweep my_run.toml --over noise_multiplier=2,4,8 --over seed=0:3 \\
-      --simulate-report-goal 6500 --simulate-population 4000000 --output results/noise \\
-      --target-accuracy 0.15 --population 4000000
-
   # Fine-tuning: group sizes at two ε, with three seeds.
   tff-dpftrl sweep finetune.toml --finetune --over group_size=1,4,16 --over target_epsilon=1,4 \\
       --over seed=0:3 --output results/groups
@@ -103,14 +97,14 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "--finetune",
         action="store_true",
-        help="The runs are those of `tff-dpftrl finetune`, whose help has the defaults.",
+        help="Run `tff-dpftrl finetune`, whose help has the defaults, instead of `train`.",
     )
     parser.add_argument(
         "--over",
         action="append",
         required=True,
         metavar="NAME=V,V,...",
-        help="Option and its values; can be given several times.",
+        help="Option and its values. May be given several times.",
     )
     parser.add_argument("--output", required=True, metavar="DIR", help="Folder of the results.")
     parser.add_argument(
@@ -118,37 +112,17 @@ def add_parser(subparsers) -> None:
         type=int,
         default=1,
         metavar="J",
-        help=(
-            "Number of cells to run at a time. Each takes its own memory; all share "
-            "the cores. Default: 1."
-        ),
-    )
-    group = parser.add_argument_group("from the sweep to production (needs an axis of noise)")
-    group.add_argument(
-        "--target-accuracy",
-        type=float,
-        metavar="A",
-        help=(
-            "Mean top-1 accuracy on held-out users that is good enough (between 0 "
-            "and 1). Plans are made, as by `tff-dpftrl plan`, with the largest noise "
-            "multiplier that reaches it."
-        ),
-    )
-    group.add_argument(
-        "--population",
-        type=int,
-        metavar="N",
-        help="Number of devices that will train in production.",
+        help="Number of cells to run at a time. Each takes its own memory; all share "
+        "the cores. Default: 1.",
     )
     group = parser.add_argument_group("the best of a random number of runs, within one epsilon")
     group.add_argument(
         "--select",
         metavar="TEXT",
-        help=(
-            "Public text by user, as a file or 'standard-library': the run whose model needs the "
-            "fewest bits per character of it is chosen. Or 'metrics': that of the least loss of "
-            "those that --metrics-epsilon releases. --target-epsilon is that of the whole."
-        ),
+        help="Criterion of the choice. Public text by user, as a file or 'standard-library': the "
+        "run whose model needs the fewest bits per character of it is chosen. 'metrics': the "
+        "run with the least loss of those that --metrics-epsilon releases. --target-epsilon "
+        "is that of the whole.",
     )
     group.add_argument(
         "--select-runs",
@@ -272,11 +246,6 @@ def _select(
     from tff_dpftrl.sweeps import folder as folder_lib
     from tff_dpftrl.sweeps import population_check, running, selection
 
-    if args.target_accuracy is not None:
-        raise validation.UsageError(
-            "--target-accuracy compares all cells, and --select shows the best run only: leave one "
-            "of them out."
-        )
     num_runs = selection.num_runs(args.select_runs, args.select_largest)
     cells = cells_lib.grid(options, axes, kind)
     selection.refuse(cells, args.select)
@@ -368,7 +337,6 @@ def _check(
     from tff_dpftrl.sweeps import folder as folder_lib
     from tff_dpftrl.sweeps import population_check
 
-    _check_production(args, cells)
     folder_lib.check_cells(output, cells)
     states = {cell.name: folder_lib.state(folder_lib.cell_folder(output, cell)) for cell in cells}
     unfinished = [cell for cell in cells if states[cell.name] != "finished"]
@@ -386,36 +354,6 @@ def _check_cell(cell: cells_lib.Cell, placement: placement_lib.Placement) -> Non
         cell.kind.check(cell.config, placement)
     except ValueError as error:
         raise validation.UsageError(f"The cell {axes_lib.label(cell.values)}: {error}") from error
-
-
-def _check_production(args: argparse.Namespace, cells: Sequence[cells_lib.Cell]) -> None:
-    if (args.target_accuracy is None) != (args.population is None):
-        raise validation.UsageError("--target-accuracy and --population go together.")
-    if args.target_accuracy is None:
-        return
-    if args.finetune:
-        raise validation.UsageError(
-            "--target-accuracy plans the training by devices, not fine-tuning: leave it out."
-        )
-    from tff_dpftrl.accounting import planner_request
-    from tff_dpftrl.cli import delta_flag
-    from tff_dpftrl.sweeps import production
-
-    validation.number(
-        "--target-accuracy",
-        args.target_accuracy,
-        above=0,
-        below=1,
-        remedy="It is a share: 0.15 for 15 %.",
-    )
-    validation.integer("--population", args.population, minimum=1)
-    production.check(cells)
-    for delta in sorted({cell.config.delta for cell in cells}):
-        delta_flag.check_for_population(delta, args.population)
-    for num_rounds in sorted({cell.config.num_rounds for cell in cells}):
-        planner_request.Request(
-            args.population, num_rounds, cells[0].config.delta, target_noise=1.0
-        ).check_feasible()
 
 
 def _progress(line: str) -> None:
@@ -453,11 +391,6 @@ def _finish(
 
     print(f"\n{tables.markdown(results)}\n")
     print(f"Results are in {output}/: summary.md, cells.csv, curves.png, pareto.png")
-    if args.target_accuracy is not None:
-        from tff_dpftrl.cli import production_report
-
-        said = production_report.write(output, results, args.target_accuracy, args.population)
-        print(f"\n{said}")
     finished = next((result for result in results if result.state == "finished"), None)
     if finished is not None:
         folder = shlex.quote(str(folder_lib.cell_folder(output, finished.cell)))

@@ -138,36 +138,32 @@ def _add_new(parts) -> None:
     parser.add_argument(
         "--signing-key",
         metavar="FILE",
-        help="Private key (Ed25519, PEM) that signs; made if there is none, with the public key "
-        "beside it. Default: signing_key beside the new folder.",
+        help="Private key (Ed25519, PEM) that signs the task. It is made if there is none, with "
+        "the public key beside it. Default: signing_key beside the new folder.",
     )
     parser.add_argument(
         "--evaluates",
         metavar="TASK",
-        help=(
-            "Folder of a task whose model the new task evaluates; options that are "
-            "not given are that task's."
-        ),
+        help="Folder of a task whose model the new task evaluates. Options that are not given are "
+        "that task's.",
     )
     parser.add_argument(
         "--grid",
         metavar="NAME=VALUE,...",
-        help=(
-            "Option and values to make a task for each of; folders and tasks are "
-            "named by the value."
-        ),
+        help="Option and its values: one task is made for each value. Folders and tasks are named "
+        "by the value.",
     )
     parser.add_argument(
         "--builder",
         metavar="NAME",
-        help="Name and address of who builds the task, for its server's plan; '' for nobody. "
-        "Default: user.name and user.email of git.",
+        help="Name and address of the person who builds the task, for its server's plan; '' for "
+        "nobody. Default: user.name and user.email of git.",
     )
     parser.add_argument(
         "--allow-dirty",
         action="store_true",
         help="Build from a file of --build although its git repository has code that is not "
-        "committed; the plan then says so.",
+        "committed. The plan then says so.",
     )
     groups: dict[str, argparse._ArgumentGroup] = {}
     hints = typing.get_type_hints(task_config.TaskConfig)
@@ -192,8 +188,8 @@ def _add_review(parts) -> None:
         "--key",
         required=True,
         metavar="FILE",
-        help="Private key (Ed25519, PEM) of the reviewer; made if there is none, with the public "
-        "key beside it.",
+        help="Private key (Ed25519, PEM) of the reviewer. It is made if there is none, with the "
+        "public key beside it.",
     )
 
 
@@ -242,27 +238,26 @@ def _add_report(parts) -> None:
         "--store",
         default="store",
         metavar="PLACE",
-        help="Folder or database URL that serve has. Default: store.",
+        help="Folder or database URL of the store that serve uses. Default: %(default)s.",
     )
     parser.add_argument(
         "--server-folder",
         metavar="DIR",
-        help=(
-            "Folder of the server, which counts the devices' sessions. Default: "
-            "server in the store's folder."
-        ),
+        help="Folder of the server, which has counts of the devices' sessions. Default: server in "
+        "the store's folder.",
     )
     parser.add_argument("--output", metavar="DIR", help="Folder of the results.")
     parser.add_argument(
         "--no-held-out",
         action="store_true",
-        help="Do not read the options' data, and so not evaluate the model on its held-out users.",
+        help="Do not read the data of the options: the model is then not evaluated on its "
+        "held-out users.",
     )
     parser.add_argument(
         "--records",
         action="store_true",
-        help="Add what an audit needs: the task's folder, and the store's rows in private/, which "
-        "holds the seed of the noise.",
+        help="Add the records that an audit needs: the task's folder, and the store's rows in "
+        "private/, which holds the seed of the noise.",
     )
     output_lib.add_format(parser)
 

@@ -15,13 +15,18 @@ from tff_dpftrl.training import config as config_lib
 _DESCRIPTION = """\
 Train a next-word model with federated learning and DP-FTRL, and state its privacy.
 
-The output folder receives privacy_statement.md and .json, which may be published; model.npz, which
-may be if the statement has a guarantee; vocabulary.json, which may be if its words may be seen;
-config.json; metrics.csv and curves.png, of the held-out users. Its folder private/ is for the
-operator's eyes only: metrics.csv, curves.png and TensorBoard events with exact figures of the
-training users, and checkpoints with the noise's seed and the ledger of participation, which
---resume and `tff-dpftrl report` need; whoever reads them can undo the privacy of the run.
-docs/reference/results_folder.md explains every file.
+The output folder receives:
+
+  privacy_statement.md, .json   may be published
+  model.npz                     may be published if the statement has a guarantee
+  vocabulary.json               may be published if its words may be seen
+  config.json
+  metrics.csv, curves.png       of the held-out users
+
+Its folder private/ is for the operator's eyes only: whoever reads it can undo the privacy of the
+run. It holds metrics.csv, curves.png and TensorBoard events with exact figures of the training
+users. It also holds checkpoints with the noise's seed, and the ledger of participation, which
+--resume and `tff-dpftrl report` need. docs/reference/results_folder.md explains every file.
 
 Ctrl-C loses nothing but the round that is being run.
 """
@@ -77,13 +82,7 @@ def _leave_cores_to_clients(config: config_lib.TrainingConfig) -> None:
 def what_is_left(args: argparse.Namespace, command: str = "train", unit: str = "round") -> str:
     """Returns what the results folder holds after an interruption, and what can be done with it.
 
-    Args:
-      args: Arguments of the command.
-      command: Name of the command.
-      unit: Name of what its runs commit: "round" or "step".
-
-    Returns:
-      A few lines.
+    `unit` is the name of what the command's runs commit: "round" or "step".
     """
     if not manifest.exists(pathlib.Path(args.output)):
         return "No run had begun: there is nothing to resume."

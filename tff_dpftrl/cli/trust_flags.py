@@ -17,35 +17,24 @@ if TYPE_CHECKING:
 
 
 def add_arguments(group: argparse._ArgumentGroup, *, attests: bool = True) -> None:
-    """Adds the flags that `Trust` reads.
-
-    Args:
-      group: Group of flags.
-      attests: Whether the command has attestation tokens, as devices have.
-    """
+    """Adds the flags that `Trust` reads; `attests` adds attestation tokens, as of devices."""
     group.add_argument(
         "--server-folder",
         metavar="DIR",
-        help=(
-            "Folder of a server on this machine, as `tff-dpftrl serve` prints it. "
-            "It has the server's address, its certificate and all keys, in place of "
-            "the following flags."
-        ),
+        help="Folder of a server on this machine, as `tff-dpftrl serve` prints it. The server's "
+        "address, its certificate and all keys are taken from it, in place of the following flags.",
     )
     group.add_argument(
         "--server-bundle",
         metavar="FILE",
-        help="device_bundle.json of the server's folder, in place of --server, --population, "
+        help="File device_bundle.json of the server's folder, in place of --server, --population, "
         "--server-certificate, --plan-keys and --issuers, which overrule it. It holds no secret.",
     )
     group.add_argument(
         "--server",
         metavar="HOST:PORT",
-        help=(
-            "Address of the server, or several addresses of one server, separated "
-            "by commas. A device tries one at random, and another one if it does "
-            "not answer."
-        ),
+        help="Address of the server, or several addresses of one server, separated by commas. A "
+        "device tries a random one, and another one if it does not answer.",
     )
     group.add_argument(
         "--server-certificate",
@@ -70,40 +59,29 @@ def add_arguments(group: argparse._ArgumentGroup, *, attests: bool = True) -> No
     group.add_argument(
         "--attestation-key",
         metavar="FILE",
-        help=(
-            "Private key of the issuer of attestation tokens (attestation_issuer of the "
-            "server's folder), for demonstrations only: its owner can pose as any number of "
-            "devices. With --attestation-chain, the device's own private key. Default: no token is "
-            "sent."
-        ),
+        help="Private key of the issuer of attestation tokens (attestation_issuer of the server's "
+        "folder), for demonstrations only: its owner can pose as any number of devices. With "
+        "--attestation-chain, the device's own private key. Default: no token is sent.",
     )
     group.add_argument(
         "--attestation-chain",
         metavar="FILE",
-        help="Certificates (PEM) of a platform, for a server with --attestation-roots: that of "
-        "--attestation-key, then those of the authorities above it, without the root. The server "
-        "sees them: they must be of a large batch of devices, not of this one.",
+        help="Certificates (PEM) of a platform, for a server with --attestation-roots: the "
+        "certificate of --attestation-key, then those of the authorities above it, without the "
+        "root. The server sees them: they must be of a large batch of devices, not of this one.",
     )
     group.add_argument(
         "--issuers",
         nargs="+",
         default=[],
         metavar="FILE",
-        help=(
-            "Public keys of issuers of attestation tokens that other devices are "
-            "checked against, in tasks that do not trust the server. Default: that "
-            "of --attestation-key."
-        ),
+        help="Public keys of issuers of attestation tokens that other devices are checked against, "
+        "in tasks that do not trust the server. Default: that of --attestation-key.",
     )
 
 
 def add_reviewers(parser: argparse._ActionsContainer, what: str) -> None:
-    """Adds the flags that `reviewers` reads.
-
-    Args:
-      parser: Parser or group of flags.
-      what: Beginning of the help text, before "reviewers".
-    """
+    """Adds the flags that `reviewers` reads; `what` is the beginning of the help text."""
     parser.add_argument(
         "--reviewers",
         metavar="FILE",
@@ -121,11 +99,7 @@ def add_reviewers(parser: argparse._ActionsContainer, what: str) -> None:
 def reviewers(args: argparse.Namespace) -> approvals.Reviewers | None:
     """Reads the reviewers whose approvals are required; None if none are.
 
-    Args:
-      args: Parsed arguments of the command.
-
-    Raises:
-      ValueError: If the list cannot be used, or has fewer reviewers than must approve.
+    A list with fewer reviewers than must approve is refused.
     """
     from tff_dpftrl.runtime.plans import approvals
 
@@ -142,14 +116,7 @@ class Trust:
     """Keys and certificates that devices trust, and the issuer that attests them."""
 
     def __init__(self, args: argparse.Namespace):
-        """Reads all files, so that damaged ones are reported at once.
-
-        Args:
-          args: Parsed arguments of the command.
-
-        Raises:
-          ValueError: If something is missing or unusable.
-        """
+        """Reads all files, so that damaged ones are reported at once."""
         from tff_dpftrl.runtime import server_bundle, signing_keys
         from tff_dpftrl.runtime.protocol import certificate_attestation
 

@@ -52,15 +52,10 @@ def padded_dim(dim: int) -> int:
 
 
 def coordinate_factor(dim: int, linf_stddevs: float | None = None) -> float:
-    """Computes the ratio of the largest allowed coordinate to the norm of a rotated vector.
+    """Computes the ratio, at most 1, of the largest coordinate to the norm of a rotated vector.
 
-    Args:
-      dim: Dimension of the rotated vector, a power of two.
-      linf_stddevs: Bound on a coordinate in standard deviations (1/√dim of the
-        norm); None for the 2 ln(dim) of Xu et al. 2023, Algorithm 2.
-
-    Returns:
-      The factor, at most 1: no coordinate exceeds the norm.
+    `dim` is a power of two. `linf_stddevs` bounds a coordinate in standard deviations (1/√dim of
+    the norm); None for the 2 ln(dim) of Xu et al. 2023, Algorithm 2.
     """
     if linf_stddevs is None:
         # The paper's formula is 0 for a scalar and below 1 for two coordinates.
@@ -73,18 +68,10 @@ def inflated_norm_squared(
 ) -> float:
     """Bounds the squared norm of an accepted, rounded vector, in grid steps².
 
-    The vector has norm at most `norm` before rounding. A stochastic rounding
-    exceeds the bound with probability at most `rejection_bound`
-    (Kairouz, Liu & Steinke 2021, section 4.1; Xu et al. 2023, section 2.4);
-    no rounding exceeds norm + √dim, which is used where it is smaller.
-
-    Args:
-      norm: Bound K of the L2 norm before rounding, in grid steps.
-      dim: Number of coordinates d that are rounded.
-      rejection_bound: Largest probability α of drawing a rounding anew, in (0, 1).
-
-    Returns:
-      min(K² + d/4 + √(2 ln(1/α)) (K + √d/2), (K + √d)²).
+    The bound is min(K² + d/4 + √(2 ln(1/α)) (K + √d/2), (K + √d)²) for a vector of norm at most K
+    grid steps before rounding. A stochastic rounding exceeds the first term with probability at
+    most α (Kairouz, Liu & Steinke 2021, section 4.1; Xu et al. 2023, section 2.4), and is then
+    drawn anew; no rounding exceeds norm + √dim.
     """
     slack = math.sqrt(2 * math.log(1 / rejection_bound))
     root = math.sqrt(dim)
@@ -97,18 +84,10 @@ def inflated_clip_norm(
     dim: int,
     rejection_bound: float = DEFAULT_REJECTION_BOUND,
 ) -> float:
-    """Computes C_inflated, the L2 sensitivity to one client after rounding.
+    """Computes C_inflated, the L2 sensitivity to one client after rounding, from clip norm C.
 
-    Xu et al. 2023, section 2.4.
-
-    Args:
-      clip_norm: L2 clip norm C before rounding.
-      granularity: Width 1/s of a grid step, in the unit of `clip_norm`.
-      dim: Number of rounded coordinates d: the padded dimension.
-      rejection_bound: Largest probability α of drawing a rounding anew, in (0, 1).
-
-    Returns:
-      C_inflated ≥ C, in the unit of `clip_norm`.
+    Xu et al. 2023, section 2.4. `granularity` is the width 1/s of a grid step, in the unit of C;
+    `dim` is the padded dimension.
     """
     squared = inflated_norm_squared(clip_norm / granularity, dim, rejection_bound)
     return granularity * math.sqrt(squared)
@@ -118,22 +97,18 @@ def inflated_clip_norm(
 class GridEncoding:
     """Encoding on one grid, with the sizes and bounds that follow from it.
 
-    `dim` is the number of model parameters and is padded to a power of two for
-    the Walsh–Hadamard transform; all the padded coordinates are sent.
+    `dim`, the number of model parameters, is padded to a power of two for the Walsh–Hadamard
+    transform; all the padded coordinates are sent. `max_clients` must cover over-selection, not
+    only the report goal: their sum must not wrap around. `scaled_clip_norm` is the clip norm in
+    grid steps, K = s·C, and `rejection_bound` the largest probability α of drawing a rounding anew.
 
-    Attributes:
-      dim: Number of model parameters, before padding.
-      max_clients: Largest number of clients whose sum must not wrap around. It
-        must cover over-selection, not only the report goal.
-      scaled_clip_norm: Clip norm in grid steps, K = s·C.
-      rejection_bound: Largest probability α of drawing a rounding anew.
-      linf_stddevs: Bound on a rotated coordinate, in standard deviations; None
-        for the 2 ln(padded_dim) of the paper. Clipping a coordinate distorts the
-        client's vector but never lengthens it, so this costs no privacy.
-        `linf_clip_probability` bounds how often it happens.
-      noise_ratio: Standard deviation of the noise in the sum itself, on one coordinate, over the
-        inflated clip norm: the largest of all rounds, of all noise parties together. 0 where the
-        noise is added to the decoded sum. A wrap-around costs no privacy.
+    `linf_stddevs` bounds a rotated coordinate, in standard deviations; None for the 2
+    ln(padded_dim) of the paper. Clipping a coordinate distorts the client's vector but never
+    lengthens it, so this costs no privacy. `linf_clip_probability` bounds how often it happens.
+
+    `noise_ratio` is the standard deviation of the noise in the sum itself, on one coordinate, over
+    the inflated clip norm: the largest of all rounds, of all noise parties together. It is 0 where
+    the noise is added to the decoded sum. A wrap-around costs no privacy.
     """
 
     dim: int
@@ -279,14 +254,8 @@ class GridEncoding:
     def rounding_stddev_bound(self, clip_norm: float, num_clients: int) -> float:
         """Bounds the stddev that rounding adds to a coordinate of the sum.
 
-        Clients are rounded independently, and each rounding has variance at most 1/4.
-
-        Args:
-          clip_norm: L2 clip norm C.
-          num_clients: Number of clients in the sum.
-
-        Returns:
-          √num_clients / 2 grid steps, in the unit of `clip_norm`.
+        It is √num_clients / 2 grid steps, in the unit of `clip_norm`: clients are rounded
+        independently, and each rounding has variance at most 1/4.
         """
         return math.sqrt(num_clients) / 2 * self.granularity(clip_norm)
 
@@ -302,11 +271,7 @@ class GridEncoding:
         and sub-Gaussian coordinates (Hoeffding), and rounding moves a coordinate
         by less than `max_clients`.
 
-        Args:
-          modulus: Modulus M of the sum.
-
-        Returns:
-          A bound in (0, 1]; tiny ones are reported as the smallest normal float.
+        Tiny bounds are reported as the smallest normal float.
         """
         modulus = validation.integer("modulus", modulus, minimum=1)
         room = (modulus - 1) / 2 - self.max_clients
@@ -344,23 +309,11 @@ def for_bits(
     linf_stddevs: float | None = None,
     noise_ratio: float = 0.0,
 ) -> GridEncoding:
-    """Builds the finest grid whose integers fit in `bits_per_parameter` bits.
+    """Builds the finest grid whose integers modulo M fit in `bits_per_parameter` bits.
 
-    Args:
-      dim: Number of model parameters.
-      max_clients: Largest number of clients in one sum.
-      bits_per_parameter: Largest number of bits of an integer modulo M.
-      rejection_bound: Largest probability α of drawing a rounding anew.
-      linf_stddevs: Bound on a rotated coordinate, in standard deviations; None for the
-        2 ln(padded_dim) of the paper.
-      noise_ratio: Standard deviation of the noise in the sum itself, on one coordinate, over the
-        inflated clip norm (`GridEncoding.noise_ratio`).
-
-    Returns:
-      The encoding. It uses fewer bits where float32 has no use for a finer grid.
-
-    Raises:
-      ValueError: If an argument is out of range or the bits are too few.
+    `noise_ratio` is the standard deviation of the noise in the sum itself, on one coordinate, over
+    the inflated clip norm (`GridEncoding.noise_ratio`). The grid uses fewer bits where float32 has
+    no use for a finer one.
     """
     dim = validation.integer("dim", dim, minimum=1)
     max_clients = validation.integer("max_clients", max_clients, minimum=1)
@@ -422,21 +375,10 @@ def for_inflation(
     rejection_bound: float = DEFAULT_REJECTION_BOUND,
     linf_stddevs: float | None = None,
 ) -> GridEncoding:
-    """Builds the coarsest grid that inflates the sensitivity by at most `inflation`.
+    """Builds the coarsest grid, with the fewest bits, whose C_inflated / C is at most `inflation`.
 
-    Args:
-      dim: Number of model parameters.
-      max_clients: Largest number of clients in one sum.
-      inflation: Largest allowed C_inflated / C, above 1: 1.01 costs 1 % more noise.
-      rejection_bound: Largest probability α of drawing a rounding anew.
-      linf_stddevs: Bound on a rotated coordinate, in standard deviations; None for the
-        2 ln(padded_dim) of the paper.
-
-    Returns:
-      The encoding, with the fewest bits.
-
-    Raises:
-      ValueError: If an argument is out of range or needs too large a modulus.
+    An inflation of 1.01 costs 1 % more noise. `rejection_bound` is the largest probability α of
+    drawing a rounding anew.
     """
     ratio = inflation / (1 + DECODING_ALLOWANCE)
     if not 1 < ratio < math.inf:

@@ -27,12 +27,7 @@ class SerializedDataset:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """Error of TensorFlow in a client's computation.
-
-    Attributes:
-      code: TensorFlow's error code.
-      message: Text of the error.
-    """
+    """Error of TensorFlow in a client's computation."""
 
     code: int
     message: str

@@ -1,10 +1,9 @@
 """Rounds of federated learning as plain TensorFlow functions in this process.
 
-TFF's executor sends the state of a process to a worker and back in every round, and runs
-every client through several layers. A process that can be written as a `MapReduceForm`
-needs none of it: the computations of clients and server are TensorFlow graphs, which are
-taken out of the process once and called directly. The state stays in this process. TFF is imported
-only where there is such a process.
+TFF's executor sends the state of a process to a worker and back in every round, and runs every
+client through several layers. A process that can be written as a `MapReduceForm` does not need it:
+its TensorFlow graphs are taken out once and called directly. The state stays in this process. TFF
+is imported only where there is such a process.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ def compile_process(
     dataset_fn: Callable[[Any], Any] | None = None,
     tensor_spec: Any = None,
     clients: client_part.ClientRunner | None = None,
-    entropy: entropy_lib.Repeated | None = None,
 ) -> CompiledProcess:
     """Compiles a process, so that its rounds run in this Python process.
 
@@ -78,8 +76,6 @@ def compile_process(
         no pipeline is built in Python for each client.
       tensor_spec: Structure of `tf.TensorSpec` of those tensors, for `dataset_fn`.
       clients: Runner of the clients; threads of this process if None.
-      entropy: For tests and audits only: bits that every round reads in place of the operating
-        system's. Rounds from one state then have the same noise, and nothing is private.
 
     Returns:
       The process, with methods of the same names, arguments and results.
@@ -90,6 +86,18 @@ def compile_process(
       ValueError: If `dataset_fn` does not make the process's datasets, or only one of it
         and `tensor_spec` is given.
     """
+    return of_process(process, dataset_fn=dataset_fn, tensor_spec=tensor_spec, clients=clients)
+
+
+def of_process(
+    process: tff.templates.IterativeProcess,
+    *,
+    dataset_fn: Callable[[Any], Any] | None,
+    tensor_spec: Any,
+    clients: client_part.ClientRunner | None,
+    entropy: entropy_lib.Repeated | None = None,
+) -> CompiledProcess:
+    """Compiles a process; with `entropy`, for tests and audits only, nothing is private."""
     _check_pair(dataset_fn, tensor_spec)
     from tff_dpftrl.execution import process_form, tff_names
 
@@ -149,7 +157,8 @@ class CompiledProcess:
           dataset_fn: Function from a client's tensors to its value, as for `compile_process`.
           tensor_spec: Structure of `tf.TensorSpec` of those tensors; None with datasets.
           clients: Runner of the clients; threads of this process if None.
-          entropy: Bits for tests and audits, as for `compile_process`.
+          entropy: For tests and audits only: bits that every round reads in place of the operating
+            system's. Rounds from one state then have the same noise, and nothing is private.
 
         Raises:
           ValueError: If `dataset_fn` does not make the round's values, or only one of it and

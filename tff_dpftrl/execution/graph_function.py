@@ -40,14 +40,10 @@ class UnsupportedGraphError(validation.UsageError):
 
 @dataclasses.dataclass(frozen=True)
 class GraphFunction:
-    """Graph with the names of its inputs and outputs.
+    """Serialized GraphDef with the names of its inputs and outputs, and the specs of the former.
 
-    Attributes:
-      graph: Serialized GraphDef. Variables and tables in it belong to one call.
-      inputs: Names of the input tensors.
-      outputs: Names of the output tensors.
-      input_specs: Shapes and dtypes of the inputs.
-      initialize_op: Name of the operation that initialises variables, or "".
+    Variables and tables in it belong to one call. `initialize_op` is the operation that initialises
+    variables, or "".
     """
 
     graph: bytes

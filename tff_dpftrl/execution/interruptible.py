@@ -1,8 +1,7 @@
 """Calls of TensorFlow functions that another thread can interrupt.
 
-This needs two private modules of TensorFlow, `eager.execute` and `eager.cancellation`. The
-public context manager holds for all threads, so that another call could be interrupted
-instead.
+This needs two private modules of TensorFlow, `eager.execute` and `eager.cancellation`: the public
+context manager holds for all threads.
 """
 
 from __future__ import annotations

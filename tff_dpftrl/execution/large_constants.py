@@ -19,16 +19,10 @@ _INDEX = "_large_constant"
 
 
 def take_out(computation: Any) -> tuple[Any, list[tf.Tensor]]:
-    """Replaces large constants in a computation's graphs by placeholders.
+    """Replaces large constants in a copy of a computation's graphs by placeholders; returns both.
 
-    Constants in the functions of a graph's library stay.
-
-    Args:
-      computation: Computation of TFF; it is not changed.
-
-    Returns:
-      The computation with placeholders, and the constants. Merging and pruning by TFF keep
-      the attribute by which `placeholders` finds the former.
+    Constants in the functions of a graph's library stay. Merging and pruning by TFF keep the
+    attribute by which `placeholders` finds the placeholders.
     """
     concrete = tff_names.ConcreteComputation
     content = type(concrete.get_proto(computation))()
@@ -56,15 +50,7 @@ def take_out(computation: Any) -> tuple[Any, list[tf.Tensor]]:
 
 
 def placeholders(graph: tf.compat.v1.GraphDef, constants: Sequence[tf.Tensor]) -> list[tuple]:
-    """Finds the placeholders that stand for constants in a graph.
-
-    Args:
-      graph: Graph of a computation that `take_out` returned, or that TFF made of it.
-      constants: Constants that `take_out` returned.
-
-    Returns:
-      For each placeholder the name of its tensor, and the constant.
-    """
+    """Finds the placeholders of `take_out` in a graph, by tensor name, with their constants."""
     return [
         (f"{node.name}:0", constants[node.attr[_INDEX].i])
         for node in graph.node

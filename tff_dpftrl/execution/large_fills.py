@@ -1,7 +1,6 @@
 """Large tensors of one value, such as the zeros that a sum begins with, computed when needed.
 
-TensorFlow makes constants of them, and keeps those as long as the function that uses them: five
-copies of the model in a process. Needs TensorFlow only.
+TensorFlow makes constants of them, and keeps five copies of the model. Needs TensorFlow only.
 """
 
 from __future__ import annotations

@@ -298,12 +298,9 @@ class RayClients(client_part.ClientRunner):
 class _Worker:
     """State of a worker, as this process records it.
 
-    Attributes:
-      actor: Ray's handle of the worker.
-      starting: Call that the worker answers when it has started; None after that.
-      calls: Indices of the chunks that it has to compute, in this order, by their calls.
-      since: Time, on the monotonic clock, when it began to start or with its first chunk.
-      pid: Process id of the worker; None before it has started.
+    `starting` is None once the worker has started. `calls` has the indices of the chunks that it
+    has to compute, in this order, by their calls. `since` is the time, on the monotonic clock, when
+    it began to start or with its first chunk.
     """
 
     actor: ray.actor.ActorHandle

@@ -1,9 +1,8 @@
-"""The names of TFF's language that this package uses: types, computations, building blocks.
+"""Names of TFF's language that this package uses: types, computations, building blocks.
 
-In TFF 0.87 they are TFF's own. At TFF's head most of them are those of the package
-`federated_language`. So everything but `tff.learning`, `tff.aggregators`, `tff.templates` and
-`tff.simulation` is imported from here, and a port changes this module. `ARCHITECTURE.md` says what
-else it would change.
+In TFF 0.87 they are TFF's own. At TFF's head most of them are in the package `federated_language`.
+So everything but `tff.learning`, `tff.aggregators`, `tff.templates` and `tff.simulation` is
+imported from here. `ARCHITECTURE.md` says what else a port would change.
 """
 
 from __future__ import annotations

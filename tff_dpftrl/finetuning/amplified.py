@@ -133,15 +133,8 @@ class Amplified:
     ) -> amplified_privacy.AmplifiedPrivacy:
         """Returns the privacy that a run requests; its bands are chosen when it is planned.
 
-        Args:
-          users: The users.
-          clip_norm: L2 norm that the gradient of a user, or of an example, is clipped to.
-          deterministic_seed: Seed of noise and samples, for debugging; the run is not private then.
-          workload: Workload of the steps, for which the mechanism is optimised; None for the
-            prefix sums.
-
-        Returns:
-          The request; the plan of a new run, or of one that goes on, is made of it.
+        `deterministic_seed` seeds noise and samples for debugging: the run is then not private. The
+        mechanism is optimised for the workload, or for the prefix sums if that is None.
         """
         mechanism = self._mechanism
         options: dict[str, Any] = {"workload": workload}
@@ -166,11 +159,7 @@ class Amplified:
         )
 
     def with_bands(self, users: example_sampling.Users) -> Amplified:
-        """Returns the request with the number of bands of least noise, if it is to be chosen.
-
-        Raises:
-          UsageError: If there are too few users, or the target is out of reach.
-        """
+        """Returns the request with the number of bands of least noise, if it is to be chosen."""
         if not self.chooses_bands:
             self.check_turns(users)
             return self
@@ -181,11 +170,7 @@ class Amplified:
         return (len(users) if pool is None else pool.size) // self.units_per_step
 
     def check_turns(self, users: example_sampling.Users) -> None:
-        """Refuses more groups, or a longer stride, than there are users for.
-
-        Raises:
-          UsageError: If they are more.
-        """
+        """Refuses more groups, or a longer stride, than there are users for."""
         most, turns = self._most_turns(users), 1 if self.sampling == _BINS else self.min_sep
         name = "min_sep"
         if turns is None:
@@ -204,12 +189,7 @@ class Amplified:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedAmplified:
-    """Correlated noise with secret samples and its plan, to be compared with other ways.
-
-    Attributes:
-      asked: What was asked for, with its bands.
-      plan: The plan, for a clip norm of 1.
-    """
+    """Request for correlated noise with secret samples, and its plan for a clip norm of 1."""
 
     asked: Amplified
     plan: amplified_privacy.AmplifiedPlan
@@ -285,17 +265,10 @@ def resumed(
     unit_of_privacy: statement.UnitOfPrivacy = "user",
     workload: workload_lib.Workload | None = None,
 ) -> amplified_privacy.AmplifiedPlan:
-    """Makes the plan of a run that has begun.
+    """Makes the plan of a run that has begun, from the values that it recorded then.
 
-    Args:
-      derived: Values that the run recorded when it began.
-      num_users: Number of users.
-      deterministic_seed: Seed of noise and samples if the caller gave one.
-      unit_of_privacy: Unit that a user stands for.
-      workload: Workload that the recorded strategy was optimised for.
-
-    Returns:
-      The plan.
+    The strategy and the workload are the recorded ones. `deterministic_seed` is the caller's seed
+    of noise and samples, None for secret ones.
     """
     drawn, pool = derived["sampling"], derived.get("pool")
     asked = amplified_privacy.AmplifiedPrivacy(
@@ -313,18 +286,10 @@ def resumed(
 
 
 def curve(asked: Amplified, users: example_sampling.Users) -> list[PlannedAmplified]:
-    """Plans a run for each number of bands that is worth a try.
+    """Plans a run for each number of bands that is worth a try; `asked` has a target.
 
-    Args:
-      asked: What is asked for, with a target; its own number of bands does not matter.
-      users: The users.
-
-    Returns:
-      Plans that meet the target, with growing numbers of bands: the first one is DP-SGD, and the
-      last one has a whole pass, unless `min_sep` is given (`cyclic_optimize.try_bands`).
-
-    Raises:
-      UsageError: If there are too few users, or the target is out of reach.
+    The plans meet the target. Numbers of bands grow from 1 (DP-SGD) to a whole pass, unless
+    `min_sep` is given (`cyclic_optimize.try_bands`).
     """
     asked = dataclasses.replace(asked, bands=None)
     asked.check_turns(users)
@@ -351,23 +316,8 @@ def choices(
 ) -> list[PlannedAmplified]:
     """Plans users' turns for all ways to spend a compute budget: group sizes, users, bands.
 
-    Args:
-      users: The users.
-      compute_budget: B, gradients in a step, which group size and users of a step divide.
-      num_steps: T.
-      target_epsilon: ε of the run.
-      delta: δ of the run.
-      sampling: One of `SAMPLINGS`.
-      bands: Number of bands; all that are worth a try if None.
-      min_sep: Least stride, as of `Amplified`.
-      mechanism: Mechanism, as of `Amplified`.
-      smallest_cohort: Fewest users in a step.
-
-    Returns:
-      Plans that meet the target.
-
-    Raises:
-      UsageError: If an argument is out of range, or the target is out of reach.
+    The compute budget B is the number of gradients in a step: group size times users of a step. All
+    numbers of bands that are worth a try are planned if `bands` is None. The plans meet the target.
     """
     found = []
     pairs = group_sizes.splits(

@@ -77,8 +77,6 @@ class Chosen:
     """Sampling and noise of a run.
 
     Attributes:
-      privacy: The privacy plan.
-      group_size: Group size G, a number of examples.
       reasons: Reasons of the choices, line by line; exact figures of the users may be in them.
       facts: Parameters that the statement reports of the choices.
       not_covered: Data accesses for the choices that ε does not cover, a sentence each.
@@ -126,19 +124,9 @@ def choose(
     public: proxies.Proxies | None,
     num_parameters: int,
 ) -> Chosen:
-    """Chooses what the options leave open.
+    """Chooses what the options leave open; ε includes the private median where it was looked at.
 
-    Args:
-      options: Options of sampling, sizes and noise.
-      users: The protected users.
-      public: Norms of public users' gradients; None if `needs_proxies` returned False.
-      num_parameters: Number of weights that are trained.
-
-    Returns:
-      The choice. Its ε includes that of the private median, wherever that was looked at.
-
-    Raises:
-      ValueError: If the users or the budget cannot have it.
+    `public` has the norms of public users' gradients; None if `needs_proxies` returned False.
     """
     if options.is_amplified:
         return _amplified(options, users, public, num_parameters)
@@ -421,15 +409,7 @@ def _group_size_not_covered(given: group_size.Choice | None) -> tuple[str, ...]:
 
 
 def asked_of_passes(options: SamplingOptions, *, clip_norm: float) -> dp_ftrl_privacy.DpFtrlPrivacy:
-    """Returns the privacy that a run with sampling 'passes' requests.
-
-    Args:
-      options: Options of sampling, sizes and noise.
-      clip_norm: L2 norm that a user's gradient is clipped to.
-
-    Returns:
-      The request; the plan of a new run, or of one that goes on, is made of it.
-    """
+    """Returns the privacy that a run with sampling 'passes' requests."""
     cohort = options.cohort_size or options.budget // _given("group_size", options.group_size)
     return passes.Passes(
         users_per_step=cohort,

@@ -45,13 +45,11 @@ to predict is 0 with gradient 0.
 
 
 class PerUnit(NamedTuple):
-    """Measurements of the units: exact figures, neither clipped nor noised.
+    """Measurements of the units: exact figures, neither clipped nor noised, float64, shape [units].
 
     Attributes:
-      norms: Norms of the gradients before clipping, float64, shape [units]; infinite where
-        a gradient is not finite.
-      losses: Mean losses of the units' rows, which were differentiated, float64, shape
-        [units]; 0 of a unit without rows.
+      norms: Norms of the gradients before clipping; infinite where a gradient is not finite.
+      losses: Mean losses of the units' rows, which were differentiated; 0 of a unit without rows.
     """
 
     norms: tf.Tensor | np.ndarray
@@ -77,20 +75,11 @@ def language_rows(
 ) -> RowLosses:
     """Returns the losses of rows of text.
 
-    A row is a pair: words and targets, the words that follow them, integer, both of shape
-    [n, T], as `data.sequences` has them. Its loss is the mean of the cross-entropies of
-    its own targets. These are the targets of training (`metrics.mean_cross_entropy`): the
-    end of the text and words out of the vocabulary count, padding does not. But training
-    averages over all targets of a batch, where a long row counts more than a short one;
-    here each row counts the same, and none depends on how long the others are.
-
-    Args:
-      model: The model.
-      compute_dtype: One of its `compute_dtypes`.
-      **options: `recompute`, if the model has it.
-
-    Returns:
-      The function.
+    A row is a pair: words and targets (the words that follow them), integer, both of shape [n, T],
+    as in `data.sequences`. Its loss is the mean of the cross-entropies of its own targets. Targets
+    are those of training (`metrics.mean_cross_entropy`): the end of the text and words out of the
+    vocabulary count, padding does not. Training averages over all targets of a batch; here each row
+    counts the same, and none depends on the length of the others. `options` may have `recompute`.
     """
     return functools.partial(language_losses, model, compute_dtype=compute_dtype, **options)
 
@@ -103,18 +92,11 @@ def language_losses(
     compute_dtype: str = "float32",
     **options: weight_uses.Recorder | bool,
 ) -> tf.Tensor:
-    """Returns the losses of rows of text, as in `language_rows`.
+    """Returns the losses of rows of text, as in `language_rows`: float32, shape [n].
 
-    Args:
-      model: The model.
-      weights: Weights of the model.
-      rows: Words and targets.
-      compute_dtype: Dtype of forward and backward pass, but for the loss from the scores on.
-      **options: Further arguments of `model.compact_logits`: a record of its uses of weights, or
-        `recompute`.
-
-    Returns:
-      float32, shape [n].
+    `compute_dtype` is the dtype of forward and backward pass, except for the loss from the scores
+    on. `options` are further arguments of `model.compact_logits`: a record of uses of weights, or
+    `recompute`.
     """
     words, targets = rows
     weights = [tf.cast(weight, compute_dtype) for weight in weights]
@@ -135,17 +117,11 @@ def language_losses(
 def looped(row_losses: RowLosses, *, normalised: bool = False) -> ClippedSum:
     """Takes one gradient after the other: for any model, and any number of rows in a unit.
 
-    The memory is that of the unit with the most rows, however many units there are.
-
-    Args:
-      row_losses: The losses.
-      normalised: Whether the sum is divided by the clip norm, so that each unit has a norm
-        of at most 1, and the clip norm is no part of the learning rate (De et al. 2022).
-
-    Returns:
-      The function; what it returns is a function of its arguments alone, in a
-      `tf.function` or not. It raises `tf.errors.InvalidArgumentError` if `row_splits` does
-      not end with the number of rows, and `ValueError` if `row_losses` returns no vector.
+    The memory is that of the unit with the most rows, however many units there are. With
+    `normalised` the sum is divided by the clip norm: each unit then has a norm of at most 1, and
+    the clip norm is no part of the learning rate (De et al. 2022). The returned function depends on
+    its arguments alone, in a `tf.function` or not. It refuses `row_splits` that do not end with the
+    number of rows, and losses that are no vector.
     """
 
     def clipped_sum(
@@ -207,19 +183,7 @@ def _zeros(shape: tf.TensorShape, nothing: tf.Tensor) -> tf.Tensor:
 
 
 def checked_row_splits(rows: Rows, row_splits: tf.Tensor) -> tf.Tensor:
-    """Returns `row_splits` as int64 that cannot be had if they are not those of the rows.
-
-    Args:
-      rows: The rows.
-      row_splits: Integer, shape [units + 1].
-
-    Returns:
-      The same numbers.
-
-    Raises:
-      tf.errors.InvalidArgumentError: When run, if they do not go from 0 to the number of
-        rows, each at least the one before.
-    """
+    """Returns `row_splits` as int64; fails when run unless they rise from 0 to the row count."""
     row_splits = tf.cast(row_splits, tf.int64)
     ends = [row_splits[0], *(row_splits[-1] for _ in tf.nest.flatten(rows))]
     wanted = [0, *(tf.shape(x, out_type=tf.int64)[0] for x in tf.nest.flatten(rows))]
@@ -242,13 +206,9 @@ def divided(total: Sequence[tf.Tensor], clip_norm: tf.Tensor | float) -> list[tf
 
 
 class Kept:
-    """A clipped sum, a function of its arguments alone, that keeps its graphs for whoever has it.
+    """Clipped sum, a `ClippedSum` of its arguments alone, that keeps its compiled graphs.
 
-    It is a `ClippedSum`.
-
-    Attributes:
-      function: The clipped sum.
-      graphs: Those that `sum_in_chunks` has compiled, by device and shapes.
+    The graphs are those of `sum_in_chunks`, by device and shapes.
     """
 
     def __init__(self, function: ClippedSum):
@@ -270,29 +230,17 @@ class Kept:
 def sum_in_chunks(
     clipped_sum: ClippedSum, *, units_per_chunk: int, devices: Sequence[str] | None = None
 ) -> Callable[..., tuple[list[tf.Tensor], PerUnit]]:
-    """Makes a function that adds up a batch of any size, chunk by chunk.
+    """Makes a function that adds up a batch of any size, chunk by chunk; nothing is left out.
 
-    Chunks have whole units and are added in their order, in float64: the memory is that
-    of one chunk, and the same batch has the same bits every time. Nothing is left out.
-    Of several devices each takes a chunk in its turn, all at the same time; the bits are
-    those of one device, if the devices round alike.
+    Chunks have whole units and are added in order, in float64. The memory is that of one chunk, and
+    the same batch has the same bits every time. Several devices take chunks in turn, at the same
+    time; the bits are those of one device if the devices round alike. All GPUs are used if
+    `devices` is None. `clipped_sum` is compiled once for each device, or was before if it is
+    `Kept`.
 
-    Args:
-      clipped_sum: Function that sums a chunk; it is compiled here, once for each device, or was
-        before if it is `Kept`.
-      units_per_chunk: Units in each chunk but the last one.
-      devices: Names of TensorFlow's devices, such as "GPU:0"; all GPUs if None. With fewer
-        than two, TensorFlow chooses.
-
-    Returns:
-      A function of `weights`, `read_rows`, `row_splits` (an array) and `clip_norm`, which
-      returns what `ClippedSum` does, norms and losses as arrays. `read_rows(begin, end)` is
-      called for one chunk after the other and returns the rows of the batch from `begin`
-      up to `end`: they need not be in memory before. It raises ValueError if `row_splits`
-      are none or `read_rows` returns another number of rows.
-
-    Raises:
-      ValueError: If `units_per_chunk` is less than 1.
+    The returned function takes `weights`, `read_rows`, `row_splits` (an array) and `clip_norm`. It
+    returns what `ClippedSum` does, norms and losses as arrays. `read_rows(begin, end)` returns
+    these rows of the batch, one chunk at a time; another number of rows is refused.
     """
     units_per_chunk = validation.integer("units_per_chunk", units_per_chunk, minimum=1)
     if devices is None:

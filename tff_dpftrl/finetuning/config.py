@@ -46,112 +46,116 @@ class FinetuningConfig(language_config.TextConfig):
 
     initial_weights: str | None = _option(
         None,
-        "Folder of the model to fine-tune, of `tff-dpftrl pretrain` (or of a run, whose users are "
-        "then not covered by this one's statement), or a checkpoint of GPT-2's or Llama's family "
-        "in Hugging Face's layout. Vocabulary, sequence length and sizes are its.",
+        "Folder of the model to fine-tune: of `tff-dpftrl pretrain`, of a run, whose users this "
+        "run's statement then does not cover, or a checkpoint of GPT-2's or Llama's family in "
+        "Hugging Face's layout. The run takes vocabulary, sequence length and sizes from it.",
         "model",
     )
     trained_on: str | None = _option(
         None,
-        "Text that the weights of a checkpoint were trained on, in a few words, which you thereby "
-        "declare to be public: the statement names it. Without it the statement has a caveat.",
+        "Text that the weights of a checkpoint were trained on, in a few words. You thereby "
+        "declare it to be public, and the statement names it. Default: the statement has a caveat.",
         "model",
     )
     sequence_length: int | None = _option(
         None,
-        "Tokens in a sequence where initial_weights is a checkpoint in Hugging Face's layout; "
-        "texts are cut off there. If not given, 64, or as many as the model can read.",
+        "Number of tokens in a sequence where initial_weights is a checkpoint in Hugging Face's "
+        "layout; longer texts are cut off there. Default: 64, or as many as the model can read.",
         "model",
         1,
     )
 
     adapter_rank: int | None = _option(
         None,
-        "R: train low-rank adapters (LoRA) of the kernels of a transformer's blocks, of this rank, "
-        "and no other weight; all weights are trained if not given.",
+        "Rank R of low-rank adapters (LoRA) of the kernels of a transformer's blocks; no other "
+        "weight is trained. Default: all weights are trained.",
         "model",
         1,
     )
 
     sampling: Sampling = _option(
         "auto",
-        "What is sampled, in secret: example (ELS: examples of a pool), user (ULS: users, some "
-        "examples of each), or auto, whichever promises less noise for the gradients' size; the "
-        "noise is independent. Or passes: nothing is sampled, users take turns, and the noise is "
-        "correlated (DP-FTRL). Or both, with the least noise: cyclic (groups of users take turns, "
-        "and are sampled at their group's), bins (each user has a place in all passes), or "
-        "b-min-sep (sampled, but not again for some steps).",
+        "Unit that is sampled in secret, or turns that users take. With independent noise: example "
+        "(ELS: examples of a pool), user (ULS: users, some examples of each), or auto, whichever "
+        "promises less noise for the gradients' size. With correlated noise (DP-FTRL): passes, "
+        "where nothing is sampled and users take turns. With both, for the least noise: cyclic "
+        "(groups of users take turns, and are sampled at their group's), bins (each user has a "
+        "place in all passes), or b-min-sep (users are sampled, but not again for some steps).",
         "fine-tuning",
     )
     sampled_unit: SampledUnit = _option(
         "user",
-        "What cyclic samples, and clips: user (the mean gradient of some examples), or example "
-        "(examples of a pool, of the users whose turn it is).",
+        "Unit that cyclic sampling draws and clips. user: the mean gradient of some examples. "
+        "example: examples of a pool, of the users whose turn it is.",
         "fine-tuning",
     )
     bands: Bands = _option(
         "auto",
-        "Bands of the correlated noise of cyclic and b-min-sep, and so the groups that take turns: "
-        "1 is independent noise; auto is the number of least noise at target_epsilon, which "
-        "finetune-plan shows.",
+        "Number of bands of the correlated noise of cyclic and b-min-sep, and so of the groups "
+        "that take turns. 1 is independent noise. auto is the number with the least noise at "
+        "target_epsilon, which finetune-plan shows.",
         "privacy",
     )
     min_sep: int | None = _option(
         None,
-        "Steps from one of a user to the next, at least: the groups of cyclic, the b of b-min-sep; "
-        "as many as bands if not given. Bins have as many as there are users for.",
+        "Least number of steps from one of a user to the next: the groups of cyclic, the b of "
+        "b-min-sep. Bins have as many as there are users for. Default: as many as bands.",
         "fine-tuning",
         1,
     )
     compute_budget: int | None = _option(
         None,
-        "B: gradients expected in a step, of one example each. If not given, cohort_size times "
-        f"group_size, or {group_sizes.COMPUTE_BUDGET}. If the private median "
-        "leaves fewer examples than B, B is the number of users.",
+        "B, the expected number of gradients in a step, of one example each. If the private "
+        "median leaves fewer examples than B, B is the number of users. Default: cohort_size "
+        f"times group_size, or {group_sizes.COMPUTE_BUDGET}.",
         "fine-tuning",
         1,
     )
     group_size: int | None = _option(
         None,
-        "G: examples of one user in the pool (example), or in a step (all others), at most. "
-        "Chosen if not given: a private median of the users' sizes (example), by "
+        "G, the largest number of examples of one user in the pool (example), or in a step (all "
+        "others). Default: chosen, by a private median of the users' sizes (example), by "
         "Estimate-and-Double (user), or together with the bands (cyclic, bins, b-min-sep).",
         "fine-tuning",
         1,
     )
     rows_per_owner: int | None = _option(
         None,
-        "The column of users may have a list of users in a row, who all own it: train on a "
-        "selection of rows in which nobody owns more than this many, with the guarantee for each "
-        "owner. For example-level sampling, whose group_size it is.",
+        "Largest number of rows that one owner has in the training data, where the column of "
+        "users has a list of users in a row, who all own it. The run trains on a selection of "
+        "rows that keeps this limit, and guarantees privacy for each owner. For example-level "
+        "sampling, whose group_size it is. Default: a row has one user.",
         "fine-tuning",
         1,
     )
     group_size_looked_at_users: bool = _option(
         False,
-        "Say that the training users had a say in group_size (a table of finetune-plan, their "
-        "median, an earlier run): the statement then names the choice among what is not covered.",
+        "Declare that group_size was chosen by looking at the training users: a table of "
+        "finetune-plan, their median, an earlier run. The statement then names the choice among "
+        "what is not covered.",
         "fine-tuning",
     )
     cohort_size: int | None = _option(
         None,
-        "M: users expected in a step, with passes in every step; compute_budget / group_size if "
-        "not given.",
+        "M, the expected number of users in a step; with passes, the number in every step. "
+        "Default: compute_budget / group_size.",
         "fine-tuning",
         1,
     )
-    num_steps: int = _option(500, "Steps of the optimizer, T.", "fine-tuning", 1)
+    num_steps: int = _option(500, "T, the number of steps of the optimizer.", "fine-tuning", 1)
     optimizer: Optimizer = _option(
-        "adam", "sgd, momentum, adam, adamw or adafactor, on the noised gradient.", "fine-tuning"
+        "adam",
+        "Optimizer of the noised gradient: sgd, momentum, adam, adamw or adafactor.",
+        "fine-tuning",
     )
-    learning_rate: float = _option(1e-3, "Its learning rate.", "fine-tuning", 0.0)
+    learning_rate: float = _option(1e-3, "Learning rate of the optimizer.", "fine-tuning", 0.0)
     momentum: float = _option(0.9, "Momentum of 'momentum', β₁ of adam.", "fine-tuning", 0.0)
     second_moment_decay: float = _option(0.99, "β₂ of adam and adamw.", "fine-tuning", 0.0)
     weight_decay: float = _option(0.0, "Weight decay of adamw.", "fine-tuning", 0.0)
     warmup_steps: int | None = _option(
         None,
-        "Steps over which the learning rate grows to its full value; a tenth of all, at most 10, "
-        "if not given.",
+        "Number of steps over which the learning rate grows to its full value. Default: a tenth "
+        "of all, at most 10.",
         "fine-tuning",
         0,
     )
@@ -162,134 +166,144 @@ class FinetuningConfig(language_config.TextConfig):
     )
     normalised_clipping: bool = _option(
         True,
-        "Divide the clipped gradients by the clip norm, which is then no part of the learning "
-        "rate (De et al. 2022).",
+        "Divide the clipped gradients by the clip norm. The clip norm is then no part of the "
+        "learning rate (De et al. 2022).",
         "fine-tuning",
     )
     iterate_averaging: float | None = _option(
         None,
-        "Evaluate and keep the exponential moving average of the steps' models, with this decay, "
-        "not the last one; costs no privacy.",
+        "Decay of the exponential moving average of the steps' models, which is evaluated and "
+        "kept in place of the last model. It costs no privacy. Default: no average.",
         "fine-tuning",
         0.0,
     )
     examples_at_once: int = _option(
         64,
-        "Examples whose gradients are computed together, or those of one user if there are more: "
-        "memory against speed. A larger batch is added up from such pieces; nothing else depends "
-        "on it but last bits.",
+        "Number of examples whose gradients are computed together, or those of one user if there "
+        "are more. It trades memory for speed. A larger batch is added up from such pieces; "
+        "nothing else depends on it but last bits.",
         "fine-tuning",
         1,
     )
     compute_dtype: ComputeDtype = _option(
         "float32",
-        "Dtype of the forward and backward passes of a step: float32, or bfloat16, for "
+        "Dtype of the forward and backward passes of a step: float32, or bfloat16 for "
         "transformers. Weights stay float32; gradients are clipped and added up as always.",
         "fine-tuning",
     )
     gradient_checkpointing: bool = _option(
         False,
         "Keep only the states between a transformer's blocks for the backward pass, and compute "
-        "the rest again: less memory, more time. For examples or users of more than 128 tokens, "
-        "whose gradients are taken one after the other.",
+        "the rest again. It takes less memory and more time. For examples or users of more than "
+        "128 tokens, whose gradients are taken one after the other.",
         "fine-tuning",
     )
     proxy_data: str = _option(
         "standard-library",
-        "Public text by user on which gradients are measured, for clip_norm, group_size and "
-        "sampling where they are to be chosen: 'standard-library', or a .jsonl or .jsonl.gz file.",
+        "Public text by user: 'standard-library', or a .jsonl or .jsonl.gz file. Gradients are "
+        "measured on it where clip_norm, group_size or sampling are to be chosen.",
         "fine-tuning",
     )
 
     target_epsilon: float | None = _option(
-        None, "The largest ε that the whole run may spend; or", "privacy"
+        None, "Largest ε that the whole run may spend; or give noise_multiplier.", "privacy"
     )
     noise_multiplier: float | None = _option(
         None, "σ: standard deviation of the noise per unit of clip norm.", "privacy", 0.0
     )
     delta: float | None = _option(
         None,
-        "δ of the (ε, δ) statement; n^-1.1 for n examples if not given (not for passes, which "
-        "need no number of users or examples otherwise).",
+        "δ of the (ε, δ) statement. Default: n^-1.1 for n examples; passes, which need no number "
+        "of users or examples otherwise, have no default.",
         "privacy",
     )
     metrics_epsilon: float | None = _option(
         None,
-        "Release the loss on each step's users or examples with noise, for this ε if nothing else "
-        "were released; target_epsilon is for the whole. Or give budget_shares like metrics=0.05. "
-        "If neither is given, it stays in private/.",
+        "Largest ε of the loss on each step's users or examples, if nothing else were released: "
+        "it is then released with noise. target_epsilon is for the whole. Or give a share, like "
+        "budget_shares metrics=0.05. Default: it stays in private/.",
         "privacy",
     )
     budget_shares: str | None = _option(
         None,
-        "Share of target_epsilon for what is released besides the weights: metrics=0.05.",
+        "Share of target_epsilon for what is released besides the weights, like metrics=0.05.",
         "privacy",
     )
     clip_norm: float | None = _option(
         None,
         "L2 norm that the gradient of an example (example) or of a user (all others) is clipped "
-        "to; half the median norm on proxy_data if not given.",
+        "to. Default: half the median norm on proxy_data.",
         "privacy",
     )
     group_size_epsilon: float = _option(
-        0.05, "Part of ε that the private median is chosen with.", "privacy"
+        0.05, "Part of ε that is spent on choosing the private median.", "privacy"
     )
     declared_units: int | None = _option(
         None,
-        "Number of users (user) or of examples in the pool (example) that the sampling "
-        "probability is computed from, declared without a look at the data; counted if not given.",
+        "Number of users (user) or of examples in the pool (example) from which the sampling "
+        "probability is computed, declared without a look at the data. Default: counted on the "
+        "data.",
         "privacy",
         1,
     )
     mechanism: Mechanism | None = _option(
-        None, "Noise of passes and bins: as for `tff-dpftrl train`; blt if not given.", "privacy"
+        None, "Mechanism of passes and bins, as for `tff-dpftrl train`. Default: blt.", "privacy"
     )
     workload: Literal["prefix", "auto"] = _option(
         "prefix",
-        "Sums whose correlated noise is minimised: prefix sums of the gradients, or, with auto, "
-        "those that optimizer, schedule and iterate_averaging make models of. For adam, auto takes "
-        "its preconditioner as constant. Bands are chosen by prefix sums in any case.",
+        "Sums whose correlated noise is minimised. prefix: prefix sums of the gradients. auto: "
+        "the sums from which optimizer, schedule and iterate_averaging make models. For adam, "
+        "auto takes its preconditioner as constant. Bands are chosen by prefix sums in any case.",
         "privacy",
     )
     noise: NoiseGenerator = _option(
         "philox",
-        "Generator of the weights' noise: 'philox', or 'secure' for AES-256 in counter mode, with "
+        "Generator of the weights' noise. 'philox'. 'secure': AES-256 in counter mode, with "
         "Gaussians that are rounded without error and added on a grid, safe from attacks on "
         "floating point. It takes more memory: several float64 copies of the trained weights.",
         "privacy",
     )
 
     max_epsilon: float | None = _option(
-        None, "Stop before the step that would bring the ε spent above this.", "run"
+        None,
+        "Largest ε: the run stops before the step that would bring the ε spent above this. "
+        "Default: no limit.",
+        "run",
     )
     stop_at_accuracy: float | None = _option(
-        None, "Stop once the held-out top-1 accuracy reaches this (a share, not %).", "run"
+        None,
+        "Held-out top-1 accuracy at which the run stops, as a share, not in %. Default: the "
+        "run does not stop for accuracy.",
+        "run",
     )
     held_out_users: Literal["public", "protected"] = _option(
         "public",
-        "Whether figures of the held-out users, who never train, may be published. With "
-        "'protected' all that is measured on them stays in private/, the best model too.",
+        "Whether figures of the held-out users, who never train, may be published. 'protected': "
+        "all that is measured on them stays in private/, the best model too.",
         "run",
     )
-    eval_every: int = _option(25, "Steps between evaluations on held-out users.", "run", 1)
+    eval_every: int = _option(
+        25, "Number of steps between evaluations on held-out users.", "run", 1
+    )
     eval_sequences: int = _option(
         4000,
-        "Held-out examples used in an evaluation, at most: of users in random order, each with all "
-        "examples, until there are twice as many. Where users have many, few are behind it.",
+        "Largest number of held-out examples in an evaluation. Users come in random order, each "
+        "with all examples, until there are twice as many; where users have many examples, few "
+        "users are behind the figure.",
         "run",
         1,
     )
     seed: int = _option(
         0,
-        "Public seed of the turns of 'passes', of the choice of proxies and of the first adapters; "
-        "not of noise or samples, whose seeds are secret.",
+        "Public seed of the turns of 'passes', of the choice of proxies and of the first "
+        "adapters. It is not the seed of noise or samples: those seeds are secret.",
         "run",
         0,
     )
     deterministic_noise_seed: int | None = _option(
         None,
-        "Seed of noise and samples, for debugging only: the run is NOT private then. If not "
-        "given, the operating system's generator is used.",
+        "Seed of noise and samples, for debugging only: the run is then NOT private. Default: the "
+        "operating system's generator.",
         "run",
         0,
     )

@@ -278,8 +278,7 @@ def finetune(
     Errors about `row_losses` follow from examples of the users: they are for the operator's eyes.
 
     Args:
-      output: Folder of the run; of one that was interrupted, to go on with it by the same
-        call.
+      output: Folder of the run; of one that was interrupted, to go on with it by the same call.
       model: Losses and initial weights.
       examples: The users and their examples.
       plan: Sampling and noise, as `plan.make_plan` made them for these users; or correlated noise,
@@ -523,19 +522,7 @@ class _Presentation(prepared.Presentation):
 def reportable(
     known: manifest.Manifest, output: pathlib.Path, eval_every: int = _EVAL_EVERY
 ) -> prepared.Reportable:
-    """Returns what the report on a custom run is made of.
-
-    Args:
-      known: Manifest of the run.
-      output: Folder of the run, for messages.
-      eval_every: Number of steps between two evaluations.
-
-    Returns:
-      The material of the report.
-
-    Raises:
-      UsageError: If it is the manifest of another kind of run.
-    """
+    """Returns what the report on a custom run is made of; refuses another kind of run."""
     known.check_kind(manifest.CUSTOM_FINETUNING, output)
     config = known.config
     is_known = config["weights_source"] is not None
@@ -652,8 +639,8 @@ _CLIPPING, _IN_ONE_PASS = "way of clipping", "in one pass"
 def _chosen_clipping(begun: manifest.Manifest | None, chosen: ghost.OfLosses) -> dict[str, str]:
     """Returns a digest of how a run began to clip, so that no other trial chooses anew.
 
-    It is kept private: the trial is of the users' examples. Older runs, which clipped one gradient
-    after the other, have none.
+    It is kept private: the trial is of the users' examples. Older runs clipped one gradient after
+    the other and have none.
     """
     if begun is not None:
         return {name: begun.identities[name] for name in {_CLIPPING} & set(begun.identities)}

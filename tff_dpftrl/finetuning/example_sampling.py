@@ -5,14 +5,13 @@ each user puts at most G examples into a pool, once, and every example of the po
 a step with probability p. *User-level sampling* (ULS, Algorithm 2): every user is in a
 step with probability q, with at most G examples that are drawn anew in every step.
 
-Privacy rests on four things, all of them here. The samples are Poisson: independent and
-of any size, empty ones included. A user's choice of examples is a function of the seed,
-the user, the step (ULS) and the user's own number of examples, and of nothing else: no
-other user's data moves it. No user has more than G examples in the pool or in a step,
-which is checked where they are chosen and again where a batch is made. And the seed
-stays secret: take it from `runs.cohort_seed`, and publish neither it nor the batches.
-All randomness is SHAKE-256 of the seed, so that a step that is repeated after a crash
-has the same batch, whatever the version of NumPy.
+Privacy rests on four things, all of them here. The samples are Poisson: independent and of any
+size, empty ones included. A user's choice of examples is a function of the seed, the user, the step
+(ULS) and the user's own number of examples, and of nothing else: no other user's data moves it. No
+user has more than G examples in the pool or in a step, which is checked where they are chosen and
+again where a batch is made. And the seed stays secret: take it from `runs.cohort_seed`, and publish
+neither it nor the batches. All randomness is SHAKE-256 of the seed, so that a step that is repeated
+after a crash has the same batch, whatever the version of NumPy.
 """
 
 from __future__ import annotations
@@ -121,14 +120,12 @@ class Batch:
 
 
 class Contributions(abc.ABC):
-    """The batches of a run; steps are numbered 0 … num_steps − 1.
+    """Batches of a run, whose T steps are numbered 0 … T − 1.
 
     Attributes:
-      users: The users.
-      group_size: G, the largest number of examples of one user in the pool (ELS) or in a
-        step (ULS).
-      sampling_probability: p of an example (ELS) or q of a user (ULS) in one step.
-      num_steps: T.
+      group_size: G, the largest number of examples of one user in the pool (ELS) or in a step
+        (ULS).
+      sampling_probability: p of an example (ELS) or q of a user (ULS) in one step, in (0, 1].
     """
 
     def __init__(
@@ -140,18 +137,7 @@ class Contributions(abc.ABC):
         num_steps: int,
         seed: int,
     ):
-        """Checks the arguments.
-
-        Args:
-          users: The users.
-          group_size: G, at least 1.
-          sampling_probability: In (0, 1]; of an example (ELS) or of a user (ULS).
-          num_steps: T.
-          seed: Non-negative integer, secret, of at least 128 random bits.
-
-        Raises:
-          ValueError: If an argument is out of range.
-        """
+        """Checks the arguments; `seed` must be secret and have at least 128 random bits."""
         self.users = users
         self.group_size = check_group_size(group_size)
         self._seed = validation.integer("seed", seed, minimum=0)
@@ -179,17 +165,9 @@ class Contributions(abc.ABC):
 
     @abc.abstractmethod
     def batch(self, step: int) -> Batch:
-        """Returns the examples of one step.
+        """Returns the examples of a step, the same every time; steps come in any order.
 
-        Args:
-          step: 0 … num_steps − 1, in any order.
-
-        Returns:
-          The batch, the same whenever it is asked for.
-
-        Raises:
-          ValueError: If there is no such step.
-          RuntimeError: If a user had more than G examples in it, which cannot happen.
+        A user with more than G examples in the batch, which cannot happen, raises RuntimeError.
         """
 
     @abc.abstractmethod
@@ -222,13 +200,7 @@ class ExampleSampling(Contributions):
     """
 
     def __init__(self, users: Users, *, num_groups: int = 1, **kwargs):
-        """Chooses the pool; arguments and errors as in the base class, and one more.
-
-        Args:
-          users: The users.
-          num_groups: Number of groups of users that take turns (`secret_cohorts`).
-          **kwargs: Arguments of the base class.
-        """
+        """Chooses the pool; users are in `num_groups` groups that take turns (`secret_cohorts`)."""
         group_size = check_group_size(kwargs["group_size"])
         seed = validation.integer("seed", kwargs["seed"], minimum=0)
         chosen = [
@@ -297,16 +269,10 @@ class UserSampling(Contributions):
 
 
 def batch_of_users(users: Users, members: np.ndarray, group_size: int, stream: str) -> Batch:
-    """Draws some examples of each of the users who are in a step.
+    """Draws at most `group_size` examples of each of the users in a step; units are users.
 
-    Args:
-      users: All users.
-      members: Indices of the users in the step, distinct, int64.
-      group_size: G, the largest number of examples of one user.
-      stream: Name of the random stream, with the secret seed, like "turns/<seed>/<step>".
-
-    Returns:
-      The batch, whose units are the users in the order of `users`.
+    `members` are distinct indices of users, int64; the batch has them in the order of `users`.
+    `stream` names the random stream, with the secret seed, like "turns/<seed>/<step>".
     """
     members = np.sort(members)
     chosen = [
@@ -318,11 +284,7 @@ def batch_of_users(users: Users, members: np.ndarray, group_size: int, stream: s
 
 
 def check_group_size(group_size: int) -> int:
-    """Returns G as an `int`.
-
-    Raises:
-      ValueError: If it is not an integer of at least 1.
-    """
+    """Returns G as an `int`; refuses all but integers of at least 1."""
     return validation.integer(
         "group_size",
         group_size,
@@ -332,17 +294,10 @@ def check_group_size(group_size: int) -> int:
 
 
 def random_examples(stream: str, user_id: str, num_examples: int, limit: int) -> np.ndarray:
-    """Draws some of one user's examples, uniformly at random without replacement.
+    """Draws min(n_u, limit) of a user's examples, uniformly without replacement; increasing int64.
 
-    Args:
-      stream: Name of the random stream, with the secret seed, like "pool/<seed>".
-      user_id: Id of the user.
-      num_examples: Number n_u of the user's examples.
-      limit: Largest number G of examples to draw.
-
-    Returns:
-      min(n_u, G) indices below n_u, increasing, int64: a function of the arguments only.
-      The choice for a smaller `limit` is a part of that for a larger one.
+    A function of the arguments alone: `stream` names the random stream, with the secret seed, like
+    "pool/<seed>". The choice for a smaller `limit` is a part of that for a larger one.
     """
     if num_examples <= limit:
         return np.arange(num_examples, dtype=np.int64)
@@ -350,11 +305,7 @@ def random_examples(stream: str, user_id: str, num_examples: int, limit: int) ->
 
 
 def random_order(stream: str, user_id: str, num_examples: int, limit: int) -> np.ndarray:
-    """Returns the first examples of one user in a uniformly random order; see `random_examples`.
-
-    Returns:
-      min(n_u, limit) distinct indices, int64, in the order's order.
-    """
+    """Returns the first min(n_u, limit) of a user's examples in a uniformly random order, int64."""
     count = min(num_examples, limit)
     label = f"tff_dpftrl/finetuning/{stream}/{num_examples}/{user_id}"
     digest = hashlib.shake_256(label.encode("utf-8", "surrogatepass")).digest(8 * count)
@@ -375,17 +326,7 @@ def of_sizes(sizes: Sequence[int] | np.ndarray) -> Users:
 
 
 def of_text(corpus: user_text.UserText) -> Users:
-    """Users of a corpus and how many examples each has: texts that are not blank.
-
-    Args:
-      corpus: The users to train on, like the `train` of `data.split.by_user`.
-
-    Returns:
-      Those who have an example; others do not take part.
-
-    Raises:
-      ValueError: If nobody has one.
-    """
+    """Returns the users of a corpus who have a text that is not blank, and how many each has."""
     sizes = {u: sum(bool(t.strip()) for t in corpus.examples(u)) for u in corpus.user_ids}
     sizes = {user: size for user, size in sizes.items() if size}
     if not sizes:

@@ -99,25 +99,15 @@ def fastest_clipped_sum(
     compute_dtype: str = "float32",
     recompute: bool = False,
 ) -> clipped_sums.ClippedSum:
-    """Chooses how to clip gradients of a language model.
+    """Chooses how to clip gradients of a language model, for `clipped_sums.language_rows`.
 
-    Args:
-      model: The model.
-      rows_per_unit: The most rows a unit has: 1 where units are examples, else G.
-      normalised: Whether the clipped gradients are divided by the clip norm.
-      compute_dtype: Dtype of forward and backward pass, "float32" or "bfloat16". Gradients are
-        clipped and added up as always.
-      recompute: Whether gradients of long units keep the states between blocks only, and compute
-        the rest again. `booked` needs inputs and gradients of all blocks until the norm is known.
-
-    Returns:
-      `booked` for short units of a model that reports its uses of weights, else
-      `clipped_sums.looped`, for `clipped_sums.language_rows`. Models of the same sizes
-      get the same one, with its graphs (`language_model.kept`).
-
-    Raises:
-      ValueError: If `rows_per_unit` is less than 1, the model cannot compute in that dtype, or
-        `recompute` is for short units or a model without blocks.
+    It is `booked` for short units of a model that reports its uses of weights, else
+    `clipped_sums.looped`. Models of the same sizes get the same sum, with its graphs
+    (`language_model.kept`). `rows_per_unit` is the most rows of a unit: 1 where units are examples,
+    else G. `compute_dtype`, "float32" or "bfloat16", is that of forward and backward pass;
+    gradients are clipped and added up as always. With `recompute`, gradients of long units keep
+    only the states between blocks, and compute the rest again; `booked` needs inputs and gradients
+    of all blocks until the norm is known, so that short units refuse it.
     """
     rows_per_unit = validation.integer("rows_per_unit", rows_per_unit, minimum=1)
     return _chosen(model, rows_per_unit, normalised, compute_dtype, recompute)
@@ -165,23 +155,10 @@ def booked(
 ) -> clipped_sums.ClippedSum:
     """Takes the clipped sum of a chunk in one pass, for units of few rows.
 
-    The memory is that of a gradient of as many rows, where units that have fewer than
-    `rows_per_unit` are filled up with padding.
-
-    Args:
-      model: A model that reports its uses of weights (`LanguageModel.reports_uses`).
-      rows_per_unit: The most rows a unit has.
-      normalised: Whether the clipped gradients are divided by the clip norm.
-      compute_dtype: Dtype of forward and backward pass, as for `fastest_clipped_sum`.
-
-    Returns:
-      The function, for the rows of `clipped_sums.language_rows`. It raises
-      `tf.errors.InvalidArgumentError` for `row_splits` that do not fit the rows or have a
-      unit of more rows.
-
-    Raises:
-      ValueError: If the model does not report its uses of weights or cannot compute in that
-        dtype, or `rows_per_unit` is less than 1.
+    The model must report its uses of weights (`LanguageModel.reports_uses`). The memory is that of
+    a gradient of as many rows; units with fewer than `rows_per_unit` are filled up with padding.
+    The sum is for the rows of `clipped_sums.language_rows`. It refuses `row_splits` that do not fit
+    the rows, or a unit of more rows.
     """
     rows_per_unit = validation.integer("rows_per_unit", rows_per_unit, minimum=1)
     if not model.reports_uses:
@@ -224,24 +201,11 @@ def booked_losses(
 ) -> clipped_sums.ClippedSum:
     """Takes the clipped sum of a chunk in one pass, for losses of any model whose uses are found.
 
-    The memory is that of a gradient of as many rows, where units that have fewer than
-    `rows_per_unit` are filled up with copies of a row of theirs.
-
-    Args:
-      row_losses: The losses; if they are a `tf.function`, those of the function that it is of.
-      weights: Shapes of the weights.
-      rows: Structure of specs of the rows, of whose first axes the size is not used.
-      rows_per_unit: The most rows a unit has.
-      normalised: Whether the clipped gradients are divided by the clip norm.
-
-    Returns:
-      The function, which raises `tf.errors.InvalidArgumentError` for `row_splits` that do not fit
-      the rows or have a unit of more rows.
-
-    Raises:
-      graph_uses.UnknownUseError: If the model uses a weight in a way that is not known, or units
-        have more than 128 tokens that would have to be compared.
-      ValueError: If `rows_per_unit` is less than 1.
+    The memory is that of a gradient of as many rows; units with fewer than `rows_per_unit` are
+    filled up with copies of one of their rows. `rows` has the structure of the rows' specs, whose
+    first axis does not matter. UnknownUseError says that a weight is used in a way that is not
+    known, or that units have more than 128 tokens to compare. The sum refuses `row_splits` that do
+    not fit the rows, or a unit of more rows.
     """
     rows_per_unit = validation.integer("rows_per_unit", rows_per_unit, minimum=1)
     # A function within the graph would hide what reads the weights.
@@ -283,10 +247,8 @@ def booked_losses(
 class OfLosses:
     """Clipped sums of any model's losses: in one pass where its uses of weights are known.
 
-    It is a `clipped_sums.ClippedSum`. `choose` is called first, or the choice is by shapes alone.
-
-    Attributes:
-      way: How gradients are clipped, and why, in a sentence; None before the choice.
+    It is a `clipped_sums.ClippedSum`. Call `choose` first, or the choice is by shapes alone. `way`
+    says how gradients are clipped, and why; None before the choice.
     """
 
     def __init__(
@@ -300,12 +262,8 @@ class OfLosses:
     ):
         """Keeps its arguments.
 
-        Args:
-          row_losses: The losses.
-          rows_per_unit: The most rows a unit has.
-          is_wanted: Whether it may be in one pass.
-          has_begun: Whether one pass was chosen before, by a trial that is not made again.
-          report: Callback for the line about the choice.
+        `is_wanted` allows one pass. `has_begun` says that an earlier trial chose one pass; that
+        trial is not made again. `report` gets a line about the choice.
         """
         self.way: str | None = None
         self._row_losses = row_losses
@@ -333,23 +291,13 @@ class OfLosses:
         return chosen(weights, rows, row_splits, clip_norm)
 
     def choose(self, weights: Sequence[np.ndarray], rows: clipped_sums.Rows) -> None:
-        """Chooses by the shapes and by a trial, before anything rests on it.
-
-        Args:
-          weights: Weights for the trial.
-          rows: Rows for the trial, at least one.
-        """
+        """Chooses by the shapes and by a trial on at least one row, before anything rests on it."""
         self._choose(weights, rows, trial=True)
 
     def check(self, weights: Sequence[np.ndarray], rows: clipped_sums.Rows) -> None:
         """Chooses if nothing was chosen; else refuses one pass that differs from the loop.
 
-        Args:
-          weights: Weights for the trial.
-          rows: Rows for the trial, at least one.
-
-        Raises:
-          UsageError: If it differs, or the run began with one pass, which is not chosen any more.
+        It also refuses a run that began with one pass, if that is not chosen any more.
         """
         if self._chosen is None and not self._has_begun:
             self.choose(weights, rows)
@@ -425,12 +373,8 @@ class OfLosses:
     ) -> bool:
         """Returns whether norms and sums are those of one gradient after the other.
 
-        Args:
-          chosen: The sum to try.
-          weights: Weights for the trial.
-          rows: Rows for the trial, beside which made-up ones are tried: as many as units of all
-            layouts take.
-          must_tell: Whether it is no agreement if all units' norms are alike, or not finite.
+        Made-up rows are tried beside the given ones: as many as units of all layouts take. With
+        `must_tell`, norms that are all alike, or not finite, are no agreement.
         """
         if chosen is self._loop:
             return True
@@ -459,13 +403,7 @@ class OfLosses:
 
 
 class _Backward(typing.NamedTuple):
-    """A pass forward, and backward to what weights have a part in.
-
-    Attributes:
-      losses: Mean losses of the units' rows.
-      results: What weights have a part in.
-      gradients: Gradients of these, of the sum of all losses.
-    """
+    """Losses of units, and gradients of their sum for what weights have a part in."""
 
     losses: tf.Tensor
     results: list[_Result]
@@ -558,9 +496,9 @@ def _with_padding(row_splits: tf.Tensor, rows_per_unit: int) -> tf.Tensor:
 
 
 def _with_copies(row_splits: tf.Tensor, rows_per_unit: int) -> tf.Tensor:
-    """Returns indices of as many rows for each unit, the last ones that of its first row.
+    """Returns indices of `rows_per_unit` rows for each unit, filled up with its first row.
 
-    No row is then as no row is in the data, which might not be finite and spoil others.
+    A row that is not in the data might not be finite, and spoil others.
     """
     indices, ends = _indices(row_splits, rows_per_unit)
     first = tf.where(indices[:, :1] < ends, indices[:, :1], tf.zeros_like(ends))
@@ -679,16 +617,10 @@ class _Units:
     ) -> typing.Any:
         """Calls a function of units, of all at once if they have as many tokens each.
 
-        Args:
-          function: Function from tensors of shape [units, tokens, …] and those of `others` to a
-            structure of tensors that have units as their first axis.
-          tokens: Tensors of shape [n, …].
-          order: Order of sequences and steps in their first axis.
-          others: Further arguments, with units as their first axis.
-          result: Specs of what the function returns for one unit, without the first axis.
-
-        Returns:
-          What the function returns for all units.
+        The function takes tensors of shape [units, tokens, …], and those of `others`, with units as
+        their first axis. It returns a structure of tensors that have units as their first axis;
+        `result` has their specs for one unit. `tokens` have shape [n, …], in the given order of
+        sequences and steps.
         """
 
         def together():
@@ -853,15 +785,8 @@ def _looked_up(
 ) -> _Compared:
     """Returns squared norms of the gradients of an embedding that is looked up.
 
-    Args:
-      words: Ids, shape [units, words].
-      gradient: Gradient of what was looked up, shape [units, words, size].
-      number: Number of units.
-      of_product: Formed gradients of the same embedding from another use, shape
-        [units, ids, size], which are added.
-
-    Returns:
-      The comparison.
+    `words` are ids, shape [units, words]; `gradient` has shape [units, words, size]. `of_product`
+    has formed gradients of the same embedding from another use, shape [units, ids, size].
     """
     of_word = tf.range(number)[:, None] + tf.zeros_like(words, tf.int32)
     keys = tf.cast(words, tf.int64) * tf.cast(number, tf.int64) + tf.cast(of_word, tf.int64)
@@ -913,15 +838,11 @@ def _compared_tokens(num_biases: float, gradient: tf.Tensor, *others: tf.Tensor)
     tokens and u = 2⁻²⁴: column t of Lᵀ has the norm of x_t. Comparing δ in float32, too, would be
     off by the square of A / ‖gradient‖, and by as many roundings as there are outputs.
 
-    Args:
-      num_biases: Number of biases with the same result.
-      gradient: δ, shape [units, tokens, outputs].
-      *others: Inputs x of the products with this result, shape [units, tokens, …]. Where the
-        weight of the only product is looked up, too, these are followed by the ids w, shape
-        [units, words], and the gradient δ' of what was looked up, shape [units, words, inputs].
-
-    Returns:
-      The comparison. `between` is 2 Σ_{t,t'} δ_t[w_t'] (x_t · δ'_t'), t' over the words.
+    `gradient` is δ, shape [units, tokens, outputs]; `num_biases` biases have the same result.
+    `others` are inputs x of the products with this result, shape [units, tokens, …]. Where the
+    weight of the only product is looked up, too, the ids w, shape [units, words], and the gradient
+    δ' of what was looked up, shape [units, words, inputs], follow. `between` is then 2 Σ_{t,t'}
+    δ_t[w_t'] (x_t · δ'_t'), t' over the words.
     """
     given = list(others)
     tied = [given.pop(-2), given.pop()] if len(given) > 2 and given[-2].dtype.is_integer else []
@@ -947,18 +868,11 @@ def _compared_tokens(num_biases: float, gradient: tf.Tensor, *others: tf.Tensor)
 def _factor(alike: tf.Tensor, added: int) -> tf.Tensor:
     """Returns Cholesky factors L with L Lᵀ a little above matrices that may be singular.
 
-    Inner products that are sums of m products, in float64, are off by a fraction of m u of the
-    norms, u = 2⁻⁵³, and n tokens' diagonal has to grow by a fraction of n (n + m + 1) u for the
-    factors to exist (Higham 2002, theorem 10.7), which are no numbers otherwise. Here it grows by
-    twice that. With all roundings it moves the squared norm by at most 4 n (n + m + 1) u A².
-
-    Args:
-      alike: Inner products, float64, shape [units, tokens, tokens]; where one is not finite the
-        factor is that of another matrix.
-      added: Number m of products that were added for each.
-
-    Returns:
-      float64, same shape.
+    Inner products that are sums of m products (`added`), in float64, are off by a fraction of m u
+    of the norms, u = 2⁻⁵³. For the factors to exist, the diagonal of n tokens has to grow by a
+    fraction of n (n + m + 1) u (Higham 2002, theorem 10.7). Here it grows by twice that. With all
+    roundings it moves the squared norm by at most 4 n (n + m + 1) u A². Where an inner product is
+    not finite, the factor is that of another matrix. Float64, shape [units, tokens, tokens].
     """
     tokens = tf.cast(tf.shape(alike)[1], tf.float64)
     grown = 2.0 * tokens * (tokens + float(added + 1)) * 2.0**-53

@@ -54,15 +54,7 @@ class Choice:
 
 
 def not_covered(group_size: int, source: str) -> str:
-    """Returns a statement's sentence on a group size that was chosen by looking at the users.
-
-    Args:
-      group_size: Group size G, a number of examples.
-      source: Source of the group size, a phrase.
-
-    Returns:
-      The sentence.
-    """
+    """Returns a statement's sentence on a group size that was chosen by looking at the users."""
     return (
         f"Choice of the group size, {group_size}: {source}, computed on the training users without "
         "noise."
@@ -72,17 +64,8 @@ def not_covered(group_size: int, source: str) -> str:
 def median_choice(sizes: Sequence[int] | np.ndarray) -> Choice:
     """Returns the power of two nearest to the median of the users' numbers of examples.
 
-    The paper takes 2⁷ for a median of 183 and 2⁴ for 16. The median is exact, that is
-    not private; `private_median_choice` costs next to nothing.
-
-    Args:
-      sizes: n_u, the number of examples of each user, at least one user.
-
-    Returns:
-      The choice; of two powers as near, the smaller.
-
-    Raises:
-      ValueError: If there is no user, or one without examples.
+    The paper takes 2⁷ for a median of 183 and 2⁴ for 16. Of two powers as near it is the smaller.
+    The median is exact, that is not private; `private_median_choice` costs next to nothing.
     """
     median = float(np.median(example_sampling.of_sizes(sizes).num_examples))
     return Choice(
@@ -101,26 +84,18 @@ def private_median_choice(
 ) -> Choice:
     """Returns a median of the users' numbers of examples by the exponential mechanism.
 
-    g has the probability ∝ exp(ε · u(g) / 2) with u(g) = −max(#{n_u < g} − N/2,
-    N/2 − #{n_u ≤ g}, 0), each n_u being rounded to the nearest candidate first: where all users
-    have 27 examples, 32 has the utility 0, and without rounding no candidate had. The choice is
-    ε-differentially private for neighbours that differ in one user's data, whatever takes its
-    place: another number n_u moves u by at most 1, and where the user is there or not, N not
-    being taken for public, by 1/2 only. The statements' neighbours, whose one user counts for
-    zero, are among them. Own, not the paper's.
+    g has the probability ∝ exp(ε · u(g) / 2) with u(g) = −max(#{n_u < g} − N/2, N/2 − #{n_u ≤ g},
+    0), each n_u being rounded to the nearest candidate first: where all users have 27 examples, 32
+    has the utility 0, and without rounding no candidate had. The choice is ε-differentially private
+    for neighbours that differ in one user's data, whatever takes its place: another number n_u
+    moves u by at most 1, and where the user is there or not, N not being taken for public, by 1/2
+    only. The statements' neighbours, whose one user counts for zero, are among them. Own, not the
+    paper's.
 
-    Args:
-      sizes: n_u of each user whose data is there, at least one.
-      epsilon: ε, above 0; compose it with that of the run, as `plan.make_plan` does.
-      seed: Non-negative integer, secret, of at least 128 random bits.
-      candidates: Group sizes to choose among, fixed without a look at the data; powers of
-        two up to 2¹⁶ if None.
-
-    Returns:
-      The choice, the same for the same seed.
-
-    Raises:
-      ValueError: If an argument is out of range.
+    `sizes` has n_u of each user whose data is there. Compose ε with that of the run, as
+    `plan.make_plan` does. `seed` must be secret and have at least 128 random bits; the same seed
+    makes the same choice. `candidates` must be fixed without a look at the data; by default they
+    are the powers of two up to 2¹⁶.
     """
     epsilon = validation.positive("epsilon", epsilon)
     seed = validation.integer("seed", seed, minimum=0)
@@ -162,35 +137,22 @@ def median_probabilities(
 def far_median_bound(num_users: int, epsilon: float) -> float:
     """Bounds the probability that `private_median_choice` leaves the middle half of the users.
 
-    It does if fewer than a quarter of the sizes, rounded to the candidates, are at most the
-    choice, or fewer than a quarter are at least the choice: its utility is then below −N/4. The
-    rounded sizes' own median is a candidate of utility 0. Each of the other K − 1 candidates, if
-    it is outside, has at most x = exp(−ε N / 8) times the median's probability. Together they
-    have at most (K − 1) x / (1 + (K − 1) x). It is the utility theorem of the exponential
-    mechanism (Dwork and Roth 2014, theorem 3.11) before it is simplified.
+    It does if fewer than a quarter of the sizes, rounded to the candidates, are at most the choice,
+    or fewer than a quarter are at least the choice: its utility is then below −N/4. The rounded
+    sizes' own median is a candidate of utility 0. Each of the other K − 1 candidates, if it is
+    outside, has at most x = exp(−ε N / 8) times the median's probability. Together they have at
+    most (K − 1) x / (1 + (K − 1) x). It is the utility theorem of the exponential mechanism (Dwork
+    and Roth 2014, theorem 3.11) before it is simplified.
 
-    Args:
-      num_users: Number N of users.
-      epsilon: ε of the choice.
-
-    Returns:
-      The bound for the default candidates. It holds whatever the users' sizes are; users who are
-      all at the ends, a quarter of them at one, come near it.
+    The bound is for the default candidates, and holds whatever the users' sizes are. Users who are
+    all at the ends, a quarter of them at one, come near it.
     """
     ratio = (len(_MEDIANS) - 1) * math.exp(-epsilon * num_users / 8.0)
     return ratio / (1.0 + ratio)
 
 
 def median_warning(num_users: int, epsilon: float) -> str | None:
-    """Returns a warning if a private median may be far off; it does not depend on the sizes.
-
-    Args:
-      num_users: Number of users.
-      epsilon: ε of the choice.
-
-    Returns:
-      The warning; None if `far_median_bound` is at most a tenth.
-    """
+    """Returns a warning if `far_median_bound` is above a tenth; it does not depend on the sizes."""
     bound = far_median_bound(num_users, epsilon)
     if bound <= _FAR:
         return None
@@ -211,19 +173,10 @@ def probe(
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Draws the users whose gradients L(G) is estimated from, for all group sizes at once.
 
-    Args:
-      users: Public or held-out users, so that L(G) costs no privacy; else it is not covered.
-      largest_group: The largest G in question.
-      seed: Non-negative integer; the sample depends on it.
-      num_users: Number of users, 128 in the paper; all users if there are fewer.
-
-    Returns:
-      Indices of users, int64, increasing; and for each of them its examples in random
-      order, at most `largest_group`: the first G of them are the sample for G, so that the
-      samples are nested and running means of gradients give all of L in one pass.
-
-    Raises:
-      ValueError: If an argument is out of range.
+    The users should be public or held out, so that L(G) costs no privacy; else it is not covered.
+    The paper takes 128 of them. Returns indices of users, int64, increasing; and for each user its
+    examples in random order, at most `largest_group`. The first G of them are the sample for G:
+    samples are nested, so that running means of gradients give all of L in one pass.
     """
     largest_group = example_sampling.check_group_size(largest_group)
     num_users = validation.integer("num_users", num_users, minimum=1)
@@ -239,12 +192,7 @@ def probe(
 
 @dataclasses.dataclass(frozen=True)
 class GradientNorms:
-    """L(G), the typical norm of the mean of at most G gradients of one user.
-
-    Attributes:
-      group_sizes: The G for which it is known, increasing.
-      norms: L for each of them, above 0, shape [group sizes].
-    """
+    """L(G) > 0, the typical norm of the mean of at most G gradients of a user, for some G."""
 
     group_sizes: tuple[int, ...]
     norms: tuple[float, ...]
@@ -265,18 +213,10 @@ class GradientNorms:
 
     @classmethod
     def of_users(cls, group_sizes: Sequence[int] | np.ndarray, norms: np.ndarray) -> GradientNorms:
-        """Medians over users, as Algorithm 3 takes them.
+        """Takes the medians over users, as Algorithm 3 does; each must be above 0.
 
-        Args:
-          group_sizes: G for each column, increasing.
-          norms: ‖mean gradient of at most G examples‖ of each user at the pre-trained
-            weights, shape [users, group sizes].
-
-        Returns:
-          The typical norms.
-
-        Raises:
-          ValueError: If the shape does not fit, or a median is not above 0.
+        `norms` has ‖mean gradient of at most G examples‖ of each user at the pre-trained weights,
+        shape [users, group sizes]. Group sizes increase.
         """
         norms = np.asarray(norms, np.float64)
         if norms.ndim != 2 or norms.shape[1] != len(group_sizes) or not len(norms):
@@ -286,11 +226,7 @@ class GradientNorms:
         return cls(tuple(group_sizes), tuple(np.median(norms, axis=0).tolist()))
 
     def __call__(self, group_size: int) -> float:
-        """Returns L(G), between known group sizes on a line of logarithms.
-
-        Raises:
-          ValueError: If G is smaller or larger than all known group sizes.
-        """
+        """Returns L(G), between known group sizes on a line of logarithms; refuses others."""
         first, last = self.group_sizes[0], self.group_sizes[-1]
         if not first <= group_size <= last:
             raise validation.UsageError(
@@ -304,14 +240,12 @@ class GradientNorms:
 
 @dataclasses.dataclass(frozen=True)
 class Doubling:
-    """One step of Estimate-and-Double.
+    """Step of Estimate-and-Double, from a group size G and a cohort size M.
 
     Attributes:
-      group_size: G before it.
-      cohort_size: M before it.
       tau_group: τ_G, the factor that twice the group size has on the gradient's norm.
-      tau_cohort: τ_M, the factor that twice the cohort has on the noise; inf if there are
-        not so many users.
+      tau_cohort: τ_M, the factor that twice the cohort has on the noise; inf if there are not so
+        many users.
     """
 
     group_size: int
@@ -322,11 +256,9 @@ class Doubling:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Split of a compute budget into group size and cohort.
+    """Split of a compute budget into group size G and cohort size M.
 
     Attributes:
-      group_size: Group size G, a number of examples.
-      cohort_size: Cohort size M, a number of users.
       noise: L(G) · σ(M) / M, the noise of the average for an L(G) of the gradient.
       doublings: Steps of Estimate-and-Double; empty for other ways to choose.
     """
@@ -339,13 +271,9 @@ class Split:
     def choice(self, *, norms_of: str, looked_at_users: bool) -> Choice:
         """Returns the group size, with what a statement must say of where it comes from.
 
-        Args:
-          norms_of: Whose gradient norms L(G) are, like "128 users of another corpus".
-          looked_at_users: Whether those are protected users: L(G) is computed without
-            noise, so that the guarantee does not cover the choice then.
-
-        Returns:
-          The choice, for `plan.make_plan`.
+        `norms_of` says whose gradient norms L(G) are, like "128 users of another corpus". If those
+        are protected users (`looked_at_users`), L(G) is computed without noise, and the guarantee
+        does not cover the choice.
         """
         how = "Estimate-and-Double" if self.doublings else "the least noise for the gradient's norm"
         return Choice(
@@ -358,19 +286,10 @@ class Split:
 def splits(
     compute_budget: int, *, num_users: int | None = None, smallest_cohort: int = SMALLEST_COHORT
 ) -> list[tuple[int, int]]:
-    """Returns all (G, M) with G · M the budget that a doubling of either leads to.
+    """Returns all (G, M), with growing G, that a doubling of either leads to; G · M is the budget.
 
-    Args:
-      compute_budget: B, gradients in a step, at least `smallest_cohort`; what exceeds
-        `smallest_cohort` times a power of two is left unspent.
-      num_users: N, the largest possible M; None if unknown.
-      smallest_cohort: The smallest M.
-
-    Returns:
-      Pairs with growing G, which is a power of two.
-
-    Raises:
-      ValueError: If the budget is smaller than a cohort, or the cohort larger than N.
+    G is a power of two. What exceeds `smallest_cohort` times a power of two is left unspent. M is
+    at most `num_users`, if that is known.
     """
     doublings = _num_doublings(compute_budget, smallest_cohort, num_users)
     pairs = [(2**i, smallest_cohort * 2 ** (doublings - i)) for i in range(doublings + 1)]
@@ -388,25 +307,14 @@ def estimate_and_double(
 ) -> Split:
     """Chooses group size and cohort for ULS: Algorithm 3 of the paper, corrected.
 
-    Twice the group size multiplies the typical gradient by τ_G = L(2G) / L(G), and twice
-    the cohort the noise of the *average* by τ_M = [σ(2M) / 2M] / [σ(M) / M]; the smaller
-    one is taken. As printed in the paper, τ_M is σ(2M) / σ(M): above 1, so that the
+    Twice the group size multiplies the typical gradient by τ_G = L(2G) / L(G), and twice the cohort
+    the noise of the *average* by τ_M = [σ(2M) / 2M] / [σ(M) / M]; the smaller one is taken. As
+    printed in the paper (`as_printed`, for comparison), τ_M is σ(2M) / σ(M): above 1, so that the
     group is always doubled, which contradicts the paper's own results.
 
-    Args:
-      gradient_norm: L, a function of G; like a `GradientNorms`.
-      noise_multiplier: σ, a function of M, calibrated for the target with q = M / N.
-      compute_budget: B, gradients in a step.
-      num_users: N, the largest possible M; None if unknown.
-      smallest_cohort: M to begin with, G being 1.
-      as_printed: Whether τ_M is taken as the paper prints it, for comparison.
-
-    Returns:
-      The choice, with every step.
-
-    Raises:
-      ValueError: If the budget is smaller than a cohort, the cohort larger than N, or
-        `gradient_norm` does not know a group size.
+    `gradient_norm` is L, a function of G. `noise_multiplier` is σ, a function of M that is
+    calibrated for the target with q = M / N. `compute_budget` is B, the number of gradients in a
+    step. It begins with G = 1 and the smallest cohort. The split has every step.
     """
     group, cohort, doublings = 1, smallest_cohort, []
     for _ in range(_num_doublings(compute_budget, smallest_cohort, num_users)):
@@ -438,21 +346,6 @@ def best_split(
         (Split(g, m, gradient_norm(g) * noise_multiplier(m) / m) for g, m in options),
         key=lambda split: split.noise,
     )
-
-
-def random_split(
-    gradient_norm: Callable[[int], float],
-    noise_multiplier: Callable[[int], float],
-    *,
-    compute_budget: int,
-    seed: int,
-    num_users: int | None = None,
-    smallest_cohort: int = SMALLEST_COHORT,
-) -> Split:
-    """Draws one of all splits, each as likely, as a baseline; see `estimate_and_double`."""
-    options = splits(compute_budget, num_users=num_users, smallest_cohort=smallest_cohort)
-    g, m = options[np.random.default_rng(seed).integers(len(options))]
-    return Split(g, m, gradient_norm(g) * noise_multiplier(m) / m)
 
 
 def _num_doublings(compute_budget: int, smallest_cohort: int, num_users: int | None) -> int:

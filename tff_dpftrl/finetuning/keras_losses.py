@@ -15,19 +15,14 @@ from tff_dpftrl.models import keras_model, keras_versions
 def row_losses(model: keras_versions.Model, loss: Any = None) -> clipped_sums.RowLosses:
     """Returns the loss of each row, a pair of inputs and targets, by itself.
 
-    Args:
-      model: Model with one output that has its weights already.
-      loss: Loss of Keras, its name, or a function of targets and outputs that returns a loss for
-        each row; None for that which the model was compiled with.
+    It is for `model.trainable_variables` in their order. The model has one output and its weights
+    already. `loss` is one of Keras, its name, or a function of targets and outputs that returns a
+    loss for each row; None for that which the model was compiled with. The loss of a row is the
+    mean of what the loss returns for it, whatever the loss's own reduction.
 
-    Returns:
-      The function, for `model.trainable_variables` in their order. The loss of a row is the mean of
-      what the loss returns for it, whatever the loss's own reduction.
-
-    Raises:
-      UsageError: If the model cannot be trained privately (batch normalisation, regularisers,
-        constraints), or there is no single loss. The function raises it for several outputs,
-        masked ones, and losses that average over the batch.
+    Models that cannot be trained privately are refused: batch normalisation, regularisers,
+    constraints, no single loss. The function refuses several outputs, masked ones, and losses that
+    average over the batch.
     """
     given = getattr(model, "loss", None) if loss is None else loss
     if not isinstance(given, str) and not callable(given):

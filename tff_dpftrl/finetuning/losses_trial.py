@@ -45,17 +45,9 @@ def refuse(
 ) -> None:
     """Refuses losses that the trial shows to be unfit for clipped sums.
 
+    Unfit losses mix rows, change variables, or leave weights without a gradient; or none is finite.
     The rows are tried as they are and with their values shuffled, the weights as they are and
-    moved: what is mixed may not show where a weight is zero.
-
-    Args:
-      row_losses: The losses.
-      weights: Weights for the trial, float32.
-      rows: Rows for the trial, at least one.
-
-    Raises:
-      UsageError: If the losses mix rows, change variables, leave weights without a gradient, or
-        none is finite.
+    moved: mixing may not show where a weight is zero.
     """
     rows = tf.nest.map_structure(tf.convert_to_tensor, rows)
     given = [tf.convert_to_tensor(weight) for weight in weights]
@@ -84,19 +76,10 @@ def refuse_state(
 ) -> None:
     """Refuses losses that change variables or draw random numbers, by looking at their graph.
 
-    It is the graph of the losses and of their gradients, and nothing is computed.
-
-    The moving averages of batch normalisation, for example: one unit's rows would change the
-    gradients of the units after it, which clipping does not bound. What is drawn rarely shows in no
-    trial. State that Python code keeps cannot be seen.
-
-    Args:
-      row_losses: The losses.
-      weights: Weights for the trial.
-      rows: Rows for the trial.
-
-    Raises:
-      UsageError: If the graph assigns a variable or draws.
+    It is the graph of the losses and of their gradients, and nothing is computed. With the moving
+    averages of batch normalisation, for example, one unit's rows would change the gradients of the
+    units after it, which clipping does not bound. What is drawn rarely shows in a trial. State that
+    Python code keeps cannot be seen.
     """
 
     def backwards(weights: Any, rows: Any) -> Any:
@@ -136,16 +119,7 @@ def _changes_state(op: str) -> bool:
 def refuse_unused_weights(
     row_losses: clipped_sums.RowLosses, weights: Sequence[tf.Tensor], rows: clipped_sums.Rows
 ) -> None:
-    """Refuses losses that do not depend on all weights, which would get noise alone.
-
-    Args:
-      row_losses: The losses.
-      weights: Weights for the trial.
-      rows: Rows for the trial.
-
-    Raises:
-      UsageError: If a weight has no gradient.
-    """
+    """Refuses losses that do not depend on all weights, which would get noise alone."""
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(weights)
         loss = tf.reduce_sum(row_losses(weights, rows))
@@ -165,16 +139,7 @@ def refuse_unused_weights(
 def refuse_randomness(
     row_losses: clipped_sums.RowLosses, weights: Sequence[tf.Tensor], rows: clipped_sums.Rows
 ) -> None:
-    """Refuses losses that are drawn at random: a resumed run could not repeat its steps.
-
-    Args:
-      row_losses: The losses.
-      weights: Weights for the trial.
-      rows: Rows for the trial.
-
-    Raises:
-      UsageError: If the same rows have other losses a second time.
-    """
+    """Refuses losses that are drawn at random: a resumed run could not repeat its steps."""
     first, second = (np.asarray(row_losses(weights, rows)) for _ in range(2))
     if not np.allclose(first, second, rtol=_SAME, atol=_SAME, equal_nan=True):
         raise validation.UsageError(
@@ -183,12 +148,7 @@ def refuse_randomness(
 
 
 def with_shuffled(values: tf.Tensor, rng: np.random.Generator) -> tf.Tensor:
-    """Returns rows and made-up ones: the same values in another order.
-
-    Args:
-      values: Tensor of the rows.
-      rng: Generator of the order.
-    """
+    """Returns rows and made-up ones: the same values in another order."""
     array = values.numpy()
     return tf.concat([values, rng.permutation(array.reshape(-1)).reshape(array.shape)], axis=0)
 
@@ -196,14 +156,8 @@ def with_shuffled(values: tf.Tensor, rng: np.random.Generator) -> tf.Tensor:
 def refuse_mixing_layers(model: keras_versions.Model) -> None:
     """Refuses a Keras model with layers that mix rows, so that clipping bounds nobody.
 
-    What it cannot see, such as a mean over the batch in a function of one's own, may be
-    seen by `refuse_mixed_rows`.
-
-    Args:
-      model: The model.
-
-    Raises:
-      ValueError: If it has a layer of batch normalisation that is not frozen.
+    It sees batch normalisation that is not frozen. It cannot see, for example, a mean over the
+    batch in a custom function; `refuse_mixed_rows` may.
     """
     for layer in keras_versions.parts(model):
         # Keras' other batch normalisations are its subclasses.
@@ -218,15 +172,9 @@ def refuse_mixing_layers(model: keras_versions.Model) -> None:
 def refuse_mixed_rows(
     row_losses: clipped_sums.RowLosses, weights: Sequence[tf.Tensor], rows: clipped_sums.Rows
 ) -> None:
-    """Refuses losses of rows that depend on the rows beside them, by trying it.
+    """Refuses losses of rows that depend on the rows beside them, by trying at least two rows.
 
-    Args:
-      row_losses: The losses.
-      weights: Weights for the trial.
-      rows: At least two rows for the trial, made up or public.
-
-    Raises:
-      ValueError: If there are fewer rows, or the loss of one differs when it is alone.
+    The rows are made up or public.
     """
     num_rows = int(tf.nest.flatten(rows)[0].shape[0])
     if num_rows < 2:

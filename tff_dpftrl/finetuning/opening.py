@@ -21,13 +21,9 @@ from tff_dpftrl.training import corpus, language_config, options, warm_start
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OpenedRun:
-    """A fine-tuning run that can go on as far as could be checked without TensorFlow.
+    """Fine-tuning run that can go on as far as could be checked without TensorFlow.
 
-    Attributes:
-      output: Folder of the run.
-      config: Resolved options of the run.
-      known: Manifest of a run that has begun; None for a new run.
-      text: Users of the run and their text.
+    `known` is the manifest of a run that has begun; None for a new run.
     """
 
     output: pathlib.Path
@@ -51,18 +47,8 @@ def open_run(
 ) -> OpenedRun:
     """Opens a run; nothing is written but the texts of a large table, to its folder `private`.
 
-    Args:
-      config: Options of a new run; None to go on with the run in `output`.
-      output: Folder of the run, which must be free for a new one.
-      text: Users and their text; read from the files that the config names if None.
-      rows: A table in memory instead of files (`sources.of_rows`).
-      progress: Callback for progress lines.
-
-    Returns:
-      The opened run.
-
-    Raises:
-      UsageError: If an option, a file or the folder cannot be used.
+    `config` is None to go on with the run in `output`. Text is read from the files that the config
+    names, unless `text` has it or `rows` is a table in memory (`sources.of_rows`).
     """
     known = None
     config = corpus.named(config, text, rows)
@@ -102,18 +88,7 @@ def open_run(
 
 
 def config_of(known: manifest.Manifest, output: pathlib.Path) -> config_lib.FinetuningConfig:
-    """Returns the options of the fine-tuning run in a folder.
-
-    Args:
-      known: Manifest of the run.
-      output: Folder of the run.
-
-    Returns:
-      The options.
-
-    Raises:
-      UsageError: If the run is of another kind, or its options cannot be used.
-    """
+    """Returns the options of the fine-tuning run in a folder; refuses another kind of run."""
     known.check_kind(manifest.FINETUNING, output)
     return options.config_from_mapping(
         language_config.begun(known.config),
@@ -123,15 +98,7 @@ def config_of(known: manifest.Manifest, output: pathlib.Path) -> config_lib.Fine
 
 
 def resume_command(output: pathlib.Path, data: str) -> str:
-    """Returns the command, or the call in Python, that resumes a run.
-
-    Args:
-      output: Folder of the run.
-      data: Corpus of the run, as its config names it.
-
-    Returns:
-      The command; text that was in memory has to be given again.
-    """
+    """Returns the command, or the call in Python for text in memory, that resumes a run."""
     if sources.is_in_memory(data):
         return f"finetuning.run.finetune(None, {str(output)!r}, text=... or rows=...)"
     return f"tff-dpftrl finetune --resume --output {shlex.quote(str(output))}"

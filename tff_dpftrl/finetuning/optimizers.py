@@ -53,13 +53,8 @@ def _warmup(options: OptimizerOptions) -> int:
 def update_rule(options: OptimizerOptions, averaging: float | None) -> workload_lib.UpdateRule:
     """Returns how the optimizer makes models of the noised gradients.
 
-    Args:
-      options: Options of the optimizer. Adafactor, like Adam, is taken with a constant
-        preconditioner; it has no momentum.
-      averaging: Decay of the average of the steps' models; None for none.
-
-    Returns:
-      The rule.
+    `averaging` is the decay of the average of the steps' models. Adafactor, like Adam, is taken
+    with a constant preconditioner; it has no momentum.
     """
     adam = options.optimizer in ("adam", "adamw")
     return workload_lib.UpdateRule(

@@ -74,14 +74,8 @@ class Passes:
     ) -> dp_ftrl_privacy.DpFtrlPrivacy:
         """Returns the privacy that a run requests.
 
-        Args:
-          clip_norm: L2 norm that a user's gradient is clipped to.
-          deterministic_seed: Seed of the noise, for debugging; the run is not private then.
-          workload: Workload of the steps, for which the mechanism is optimised; None for the
-            prefix sums.
-
-        Returns:
-          The request; the plan of a new run, or of one that goes on, is made of it.
+        A `deterministic_seed` of the noise is for debugging: the run is then not private. The
+        mechanism is optimised for the workload, or for the prefix sums if that is None.
         """
         return dp_ftrl_privacy.DpFtrlPrivacy(
             num_rounds=self.num_steps,
@@ -100,11 +94,9 @@ class Passes:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedPasses:
-    """Passes with their noise, to be compared with sampling.
+    """Passes with the σ that meets the target, to be compared with sampling.
 
     Attributes:
-      asked: The passes.
-      noise_multiplier: σ that meets the target.
       epsilon: ε of the whole run.
       participations: Most steps of one user.
       noise_of_average: Standard deviation, for a clip norm of 1, of independent noise of a step's
@@ -157,20 +149,8 @@ def planned(
 ) -> PlannedPasses:
     """Plans the passes with the least noise, relative to the gradient, that meet a target.
 
-    Args:
-      users: The users.
-      gradient_norm: L, a function of G.
-      compute_budget: B, gradients in a step, which group size and users of a step divide.
-      num_steps: T.
-      target_epsilon: ε of the run.
-      delta: δ of the run.
-      smallest_cohort: Fewest users in a step.
-
-    Returns:
-      The passes.
-
-    Raises:
-      UsageError: If an argument is out of range, or the target is out of reach.
+    `gradient_norm` is L, a function of G. `compute_budget` is B, the number of gradients in a step:
+    group size times users of a step.
     """
     splits = group_sizes.splits(
         compute_budget, num_users=len(users), smallest_cohort=smallest_cohort
@@ -200,17 +180,10 @@ def planned(
 def batches_of(
     plan: run_privacy.FinetuningPlan, users: example_sampling.Users, group_size: int, seed: int
 ) -> Callable[[int], example_sampling.Batch]:
-    """Returns the batches of a run.
+    """Returns a function from a step, counted from 0, to its batch, the same one each time.
 
-    Args:
-      plan: Privacy of the run.
-      users: The users of the run.
-      group_size: Group size G, a number of examples.
-      seed: Seed of the samples; secret unless `plan` says that cohorts need not be. The guarantee
-        of passes holds whoever knows whose turn it is.
-
-    Returns:
-      A function from a step, counted from 0, to its batch, the same one each time.
+    `seed` must be secret unless `plan` says that cohorts need not be. The guarantee of passes holds
+    whoever knows whose turn it is.
     """
     if isinstance(plan, run_privacy.SampledFinetuning):
         return plan.plan.contributions(users, seed).batch

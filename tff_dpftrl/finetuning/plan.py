@@ -104,17 +104,7 @@ class Plan:
         return self.epsilon_after(self.num_steps)
 
     def epsilon_after(self, num_steps: int) -> float:
-        """Computes ε of the first steps, the choice of G included.
-
-        Args:
-          num_steps: Number of steps that were done, 0 … T.
-
-        Returns:
-          ε at `delta`; inf without noise.
-
-        Raises:
-          ValueError: If there are no such steps.
-        """
+        """Computes ε at `delta` of the first steps, the choice of G included; inf without noise."""
         num_steps = validation.integer("num_steps", num_steps, minimum=0)
         if num_steps > self.num_steps:
             raise validation.UsageError(
@@ -137,11 +127,7 @@ class Plan:
         return *self.others, parts.Part(parts.MEDIAN, says, epsilon=self.group_size_epsilon)
 
     def with_figures(self, share: float) -> Plan:
-        """Returns the plan with figures of each step, which get a share of the same budget.
-
-        Raises:
-          UsageError: If the share is not between 0 and 1.
-        """
+        """Returns the plan with figures of each step, for a share in (0, 1) of the same budget."""
         figures = budget_shares.figures(self.rounds(self.num_steps), share)
         noise = self.noise_multiplier * budget_shares.growth(share)
         return dataclasses.replace(self, noise_multiplier=noise, others=(*self.others, figures))
@@ -164,18 +150,10 @@ class Plan:
     def contributions(
         self, users: example_sampling.Users, seed: int
     ) -> example_sampling.Contributions:
-        """Samples the contributions to each step.
+        """Samples the contributions to each step, for the users that the plan was made for.
 
-        Args:
-          users: The users that the plan was made for.
-          seed: Non-negative integer, secret, of at least 128 random bits; keep it with the
-            run's other secrets (`runs.cohort_seed`).
-
-        Returns:
-          The batches.
-
-        Raises:
-          ValueError: If the users are others than those that the plan counted.
+        `seed` must be secret and have at least 128 random bits. Keep it with the run's other
+        secrets (`runs.cohort_seed`).
         """
         make = (
             example_sampling.ExampleSampling
@@ -200,16 +178,8 @@ class Plan:
         """Returns L · σ / B or L(G) · σ / M: noise of the average, gradients clipped to their norm.
 
         It orders the losses of fine-tuning runs of one length and compute budget (own
-        measurements); ELS clips single examples, hence L(1).
-
-        Args:
-          gradient_norm: L.
-
-        Returns:
-          The noise's standard deviation, in units of the gradient's norm as given.
-
-        Raises:
-          ValueError: If L of the group size is not known.
+        measurements); ELS clips single examples, hence L(1). It has the unit of the gradient's norm
+        as given.
         """
         return gradient_norm(self.rows_per_unit) * self.noise_of_average
 
@@ -269,19 +239,11 @@ class Plan:
         steps_done: int | None = None,
         seed_is_known: bool = False,
     ) -> statement.PrivacyStatement:
-        """Makes the privacy statement of the run.
+        """Makes the run's privacy statement; no guarantee without noise, or if the seed is known.
 
-        Args:
-          facts: Facts of the run that the plan does not have, such as the clip norm; none by
-            default.
-          steps_done: Number of steps to charge for; all that were planned if None.
-          seed_is_known: Whether the seed of noise or sampling was given by the user.
-
-        Returns:
-          The statement; without a guarantee if there is no noise or the seed is known.
-
-        Raises:
-          ValueError: If `steps_done` is out of range.
+        `facts` are those that the plan does not have, such as the clip norm. All planned steps are
+        charged if `steps_done` is None. `seed_is_known` says that the user gave the seed of noise
+        or sampling.
         """
         charged = self.num_steps if steps_done is None else steps_done
         hypothetical = self.what_if()
@@ -375,13 +337,9 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class WhatIf:
-    """Hypothetical promise of a run with more users: no guarantee for anybody.
+    """Hypothetical promise of a run with `users_scale` times the users: no guarantee for anybody.
 
-    Attributes:
-      users_scale: Factor of the number of users, each with as many examples.
-      num_users: Hypothetical number of users.
-      epsilon: ε of the hypothetical run at `delta`.
-      delta: δ of the hypothetical run.
+    Each user has as many examples as now. ε is that of the hypothetical run at its `delta`.
     """
 
     users_scale: float
@@ -401,11 +359,7 @@ class WhatIf:
 
 
 def check_one_given(target_epsilon: float | None, noise_multiplier: float | None) -> None:
-    """Refuses both a target and a noise multiplier, and neither.
-
-    Raises:
-      UsageError: If not exactly one is given.
-    """
+    """Refuses both a target and a noise multiplier, and neither."""
     if (target_epsilon is None) == (noise_multiplier is None):
         raise validation.UsageError(
             f"Give exactly one of target_epsilon={target_epsilon!r} and "
@@ -414,11 +368,7 @@ def check_one_given(target_epsilon: float | None, noise_multiplier: float | None
 
 
 def default_delta(num_examples: float) -> float:
-    """Returns δ = n^−1.1, the paper's; n counts all examples, before any are left out.
-
-    Raises:
-      ValueError: If n is not above 1.
-    """
+    """Returns δ = n^−1.1, the paper's; n counts all examples, before any are left out."""
     remedy = "With a single example, choose a delta."
     return validation.number("num_examples", num_examples, above=1, remedy=remedy) ** -1.1
 
@@ -558,17 +508,7 @@ def make_plan(
 def noise_multiplier_of_cohort(
     num_users: int, *, num_steps: int, target_epsilon: float, delta: float
 ) -> functools.partial[float]:
-    """Returns σ(M) of ULS for `group_size.estimate_and_double`: a function of the cohort size.
-
-    Args:
-      num_users: N.
-      num_steps: T.
-      target_epsilon: ε of the run.
-      delta: δ.
-
-    Returns:
-      A function from M to the noise multiplier; errors as for `calibrate_els`.
-    """
+    """Returns σ(M) of ULS for `group_size.estimate_and_double`: a function of the cohort size."""
     return functools.partial(
         _noise_of_cohort,
         num_users,
@@ -606,22 +546,10 @@ def choices(
 ) -> list[Plan]:
     """Returns every way to spend a compute budget: ELS for several group sizes, ULS for all splits.
 
-    Args:
-      users: The users.
-      compute_budget: B, gradients in a step: B for ELS, G · M for ULS.
-      num_steps: T.
-      target_epsilon: ε that each of them meets.
-      delta: δ; `default_delta` if None.
-      example_group_sizes: Group sizes of ELS; if None, powers of two from a quarter of
-        the users' median to four times it.
-      smallest_cohort: Smallest M of ULS.
-
-    Returns:
-      Plans, ELS first, each with growing group size; those with a pool or a population
-      smaller than what a step expects are left out.
-
-    Raises:
-      ValueError: If an argument is out of range, or no plan is possible.
+    The budget is the number of gradients in a step: B for ELS, G · M for ULS. Each plan meets the
+    target. By default δ is `default_delta`, and the group sizes of ELS are powers of two from a
+    quarter of the users' median to four times it. ELS comes first, each with growing group size.
+    Plans with a pool or a population smaller than what a step expects are left out.
     """
     compute_budget = validation.integer("compute_budget", compute_budget, minimum=1)
     if example_group_sizes is None:

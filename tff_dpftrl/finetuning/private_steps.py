@@ -30,15 +30,10 @@ ReadRows = Callable[[int, int], clipped_sums.Rows]
 def round_of(
     plan: privacy.PrivacyPlan, strategy: strategy_lib.Strategy, *, secure_noise: bool = False
 ) -> fixed_clip.FixedClipRound:
-    """Returns the clipping and the noise of a run's steps.
+    """Returns the clipping and the noise of a run's steps, whose clients are units.
 
-    Args:
-      plan: The run's privacy.
-      strategy: Strategy of the noise: the identity where units are sampled.
-      secure_noise: Whether the noise is of a cryptographic generator, on a grid; else of Philox.
-
-    Returns:
-      The private round, whose clients are units.
+    The strategy is the identity where units are sampled. `secure_noise` is of a cryptographic
+    generator, on a grid; else the noise is of Philox.
     """
     return fixed_clip.FixedClipRound(
         strategy,
@@ -77,20 +72,13 @@ class PrivateSteps:
     ):
         """Initialises the steps.
 
-        Args:
-          private_round: Clip norm, noise and denominator: the number of units expected in a
-            step.
-          clipped_sum: Sums the clipped gradients of a piece of a batch.
-          optimizer: Keras optimizer, not yet built, or built for `variables`.
-          weights: Initial weights of the model, float32.
-          units_at_once: Units in a piece of a batch.
-          normalised: Whether gradients are divided by the clip norm, noise and all.
-          iterate_averaging: Decay of the average of the steps' models that the state
-            keeps; None for none.
-          learning_rate: Function from a step, counted from 0, to its learning rate; the
-            optimizer's own rate if None.
-          variables: Variables of a Keras model that the steps update, and that have the initial
-            weights; new ones if there are none.
+        `private_round` has clip norm, noise and denominator: the number of units expected in a
+        step. The Keras optimizer is not built yet, or built for `variables`: variables of a Keras
+        model with the initial weights, which the steps update; new ones if there are none.
+        `units_at_once` is the number of units in a piece of a batch. With `normalised`, gradients
+        are divided by the clip norm, noise and all. `iterate_averaging` is the decay of the average
+        of the steps' models that the state keeps. `learning_rate` maps a step, counted from 0, to
+        its rate; None for the optimizer's.
         """
         self._round = private_round
         self._clip_norm = private_round.clipping.constant_norm
@@ -138,16 +126,10 @@ class PrivateSteps:
     def step(
         self, state: dict[str, Any], row_splits: np.ndarray, read_rows: ReadRows
     ) -> tuple[dict[str, Any], clipped_sums.PerUnit]:
-        """Takes a step.
+        """Takes a step from a state, which is not changed, and returns the state after it.
 
-        Args:
-          state: The state before it; it is not changed.
-          row_splits: Which rows of the batch are whose, as in `example_sampling.Batch`.
-          read_rows: Reads some of the batch's rows.
-
-        Returns:
-          The state after it; and the units' norms and losses, arrays: exact, for the
-          operator's eyes only.
+        The units' norms and losses come beside it, as arrays: exact, for the operator's eyes only.
+        `row_splits` says which rows of the batch are whose, as in `example_sampling.Batch`.
         """
         self._restore(state)
         total, units = self._sum(self._weights, read_rows, row_splits, self._clip_norm)

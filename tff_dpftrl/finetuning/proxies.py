@@ -24,13 +24,7 @@ _LARGEST_CLIP_NORM = 1e6  # Nothing is clipped: norms are all that is wanted.
 
 @dataclasses.dataclass(frozen=True)
 class Proxies:
-    """Norms of public users' gradients.
-
-    Attributes:
-      gradient_norms: Norm L(G) for each group size G.
-      num_users: Number of public users that were measured.
-      source: Source of their text, for statements.
-    """
+    """Norms L(G) of public users' gradients, with the source of their text for statements."""
 
     gradient_norms: group_size.GradientNorms
     num_users: int
@@ -45,20 +39,12 @@ def read(
     table: tables.TableOptions | None = None,
     users: Sequence[user_text.UserText] = (),
 ) -> tuple[user_text.UserText, str]:
-    """Reads public text by user.
+    """Reads public text by user; returns it with what statements call it.
 
-    Args:
-      name: "standard-library", or a file of texts by user.
-      is_tokenized: Whether the file's texts are words already, separated by white space.
-      protected: The corpus of the run, the config's `data`.
-      table: Options of reading that corpus, if it is a table.
-      users: Users of that corpus who are read already; perhaps they are in no file.
-
-    Returns:
-      The text, and what statements call it.
-
-    Raises:
-      ValueError: If it cannot be used, or is what the run protects.
+    `name` is "standard-library", or a file of texts by user; the texts of a tokenized file are
+    words separated by white space. `protected` is the corpus of the run, read by the options of
+    `table`; `users` are those of it who are read already, perhaps from no file. Public text that
+    the run protects is refused.
     """
     if name == pretraining.STANDARD_LIBRARY:
         return docstrings.read_standard_library(), "docstrings of Python's standard library"
@@ -82,24 +68,7 @@ def of_model(
     table: tables.TableOptions | None = None,
     users: Sequence[user_text.UserText] = (),
 ) -> Proxies:
-    """Reads public text and measures a pretrained model's gradients on it: `read`, `measure`.
-
-    Args:
-      trained: The model, and the words of its ids.
-      name: Name of the public text: `pretraining.STANDARD_LIBRARY` or a file.
-      protected: Corpus of the run, which the public text must not be.
-      largest_group: Largest group size that is needed.
-      is_tokenized: Whether the texts are words separated by white space already.
-      seed: Seed of the choice of users and examples.
-      table: Options of reading the corpus of the run, if it is a table.
-      users: Users of the run who are read already; perhaps they are in no file.
-
-    Returns:
-      The norms.
-
-    Raises:
-      UsageError: If the public text cannot be read, is the protected one, or is too little.
-    """
+    """Reads public text and measures a pretrained model's gradients on it: `read`, `measure`."""
     text, source = read(
         name, is_tokenized=is_tokenized, protected=protected, table=table, users=users
     )
@@ -130,20 +99,9 @@ def measure(
 ) -> Proxies:
     """Measures the norm of mean gradients of up to 1, 2, 4, … examples of a user.
 
-    Args:
-      corpus: Public text, encoded as what is fine-tuned on.
-      model: The model.
-      weights: Pretrained weights of the model.
-      largest_group: Largest group size that is needed; the last one that is measured is the power
-        of two that is not below it.
-      seed: Seed of the choice of users and examples.
-      source: Source of the text, for statements.
-
-    Returns:
-      Medians over at most 128 users.
-
-    Raises:
-      ValueError: If no user has text, or all gradients are zero.
+    The text is encoded as what is fine-tuned on. The last group size that is measured is the power
+    of two that is not below `largest_group`. `source` is the text's name in statements. The norms
+    are medians over at most 128 users.
     """
     ids = [user for user in corpus.user_ids if len(corpus.sequences(user))]
     if not ids:

@@ -91,16 +91,8 @@ def finetune_opened(
 ) -> report.TrainingResults:
     """Fine-tunes in a run that `opening` has opened, to its end.
 
-    Args:
-      opened: The run.
-      progress: Callback for progress lines and warnings; prints to standard error by default.
-
-    Returns:
-      Metrics, statement and summary, which are also in the folder.
-
-    Raises:
-      UsageError: If the model or the data cannot be used.
-      OSError: If a file cannot be written; every committed step is kept.
+    Metrics, statement and summary are also in the folder. After an error every committed step is
+    kept.
     """
     return run_lib.train(
         opened.output,
@@ -236,34 +228,12 @@ def write_report(output: pathlib.Path) -> report.TrainingResults:
     """Writes statement, curves and model of what a fine-tuning run has committed so far.
 
     The run may be interrupted or finished, but not under way. It can be resumed afterwards.
-
-    Args:
-      output: Folder of the run.
-
-    Returns:
-      Metrics, statement and summary, which are also in the folder.
-
-    Raises:
-      UsageError: If there is no such run, another process has it open, its files were changed,
-        or none of its steps has been committed yet.
-      OSError: If a file cannot be written.
     """
     return run_lib.report(output, lambda known: reportable(known, output))
 
 
 def reportable(known: manifest.Manifest, output: pathlib.Path) -> prepared.Reportable:
-    """Returns what the report on a fine-tuning run is made of.
-
-    Args:
-      known: Manifest of the run.
-      output: Folder of the run.
-
-    Returns:
-      The material of the report.
-
-    Raises:
-      UsageError: If it is the manifest of another kind of run.
-    """
+    """Returns what the report on a fine-tuning run is made of; refuses another kind of run."""
     config = opening.config_of(known, output)
 
     @functools.cache
@@ -329,17 +299,10 @@ def steps_of(
     model: Any,
     weights: Sequence[np.ndarray],
 ) -> private_steps.PrivateSteps:
-    """Returns the steps of a run. They need no results folder.
+    """Returns the steps of a run with a plan of `choosing.choose`. They need no results folder.
 
-    Args:
-      config: Options of the run.
-      plan: Privacy of the run, as `choosing.choose` returns it.
-      group_size: Group size G, a number of examples.
-      model: The trained model, or its adapters (`trained_part`).
-      weights: Initial weights of `model`, float32.
-
-    Returns:
-      The steps.
+    `model` is the trained model, or its adapters (`trained_part`), with its initial weights,
+    float32.
     """
     rows_per_unit = run_privacy.rows_per_unit(plan, group_size)
     options = config.part(optimizers.OptimizerOptions)
@@ -365,18 +328,7 @@ def steps_of(
 def planned(
     config: config_lib.FinetuningConfig, text: split.UserSplit
 ) -> run_privacy.FinetuningPlan:
-    """Returns the privacy of a run that has not begun, whose options leave nothing to be chosen.
-
-    Args:
-      config: Options of the run.
-      text: Users and their text.
-
-    Returns:
-      The plan.
-
-    Raises:
-      UsageError: If the users or the budget cannot have it.
-    """
+    """Returns the privacy of a run that has not begun, whose options leave nothing to be chosen."""
     initial = warm_start.find(config.initial_folder).load(sequence_length=config.sequence_length)
     opened = opening.OpenedRun(pathlib.Path(), config, None, text)
     users = users_of(_task(opened, initial, lambda line: None))
@@ -533,17 +485,7 @@ def _task(
 
 
 def users_of(task: text_task.TextTask) -> example_sampling.Users:
-    """Returns the users who have examples.
-
-    Args:
-      task: Text of the run, all of which is split into words now.
-
-    Returns:
-      The users.
-
-    Raises:
-      ValueError: If there is none.
-    """
+    """Returns the users who have examples; all of the task's text is split into words now."""
     sizes = task.train.survey.num_sequences
     ids = tuple(user for user, size in zip(task.train.user_ids, sizes, strict=True) if size)
     if not ids:

@@ -67,13 +67,9 @@ def strategy_of(plan: FinetuningPlan) -> strategy_lib.Strategy:
 
 
 def figures_of_steps(vocabulary_size: int) -> released_metrics.Figures:
-    """Returns the figures that fine-tuning releases with noise.
+    """Returns the figures that fine-tuning releases with noise, of units with a mean loss each.
 
-    Args:
-      vocabulary_size: Number of ids, whose logarithm bounds the loss.
-
-    Returns:
-      The figures, of units of which each has a mean loss.
+    The logarithm of the vocabulary's size bounds the loss.
     """
     return released_metrics.Figures(
         bounds={"loss_sum": math.log(vocabulary_size), "num_units": 1.0},
@@ -92,20 +88,11 @@ def figures_of_steps(vocabulary_size: int) -> released_metrics.Figures:
 def with_figures(
     plan: FinetuningPlan, target_epsilon: float | None, share: float | None, *, meets_target: bool
 ) -> FinetuningPlan:
-    """Adds figures of each step to a plan.
+    """Adds figures of each step to a plan of the updates alone.
 
-    Args:
-      plan: Plan of the updates alone.
-      target_epsilon: Largest ε of the figures alone; None for a share of the budget.
-      share: Share of the budget; None if `target_epsilon` is given.
-      meets_target: Whether the updates get so much more noise that the whole costs what `plan`
-        does, rather than the same noise as before.
-
-    Returns:
-      The plan.
-
-    Raises:
-      UsageError: If the steps allow no figures, or the figures leave nothing of the budget.
+    Their budget is a largest ε of the figures alone, or a share of the whole. With `meets_target`
+    the updates get so much more noise that the whole costs what `plan` does; else they keep their
+    noise.
     """
     figures = released_metrics.part(plan, target_epsilon, share, WHAT_IS_RELEASED)
     others, growth = (*plan.others, figures), 1.0
@@ -141,17 +128,7 @@ def rows_per_unit(plan: FinetuningPlan, group_size: int) -> int:
 def keep_pool(
     plan: FinetuningPlan, users: example_sampling.Users, group_size: int, output: pathlib.Path
 ) -> None:
-    """Keeps the size of each user's part of the pool with a run's secrets, for a recount.
-
-    Args:
-      plan: Plan of the run. Nothing is written if it has no pool.
-      users: The users that the plan was made for.
-      group_size: Group size G, a number of examples.
-      output: Folder of the run.
-
-    Raises:
-      OSError: If the file cannot be written.
-    """
+    """Keeps the size of each user's part of the pool with a run's secrets, for a recount."""
     if isinstance(plan, SampledFinetuning):
         has_pool = plan.plan.sampling == plan_lib.EXAMPLE
     else:
@@ -165,12 +142,8 @@ def keep_pool(
 def noise_of_average(plan: CorrelatedPlan) -> float:
     """Computes the independent noise of a step's average that is as much as correlated noise.
 
-    Args:
-      plan: Plan of the run.
-
-    Returns:
-      Its standard deviation for a clip norm of 1: both kinds of noise have the same root mean
-      square over the steps of the standard deviation of the sum of all noise up to the step.
+    It is a standard deviation for a clip norm of 1. Both kinds of noise have the same root mean
+    square over the steps of the standard deviation of the sum of all noise up to the step.
     """
     return plan.noise_multiplier * _noise_of_sums(plan) / plan.clients_per_round
 
@@ -186,16 +159,10 @@ def _noise_of_sums(plan: FinetuningPlan) -> float:
 def noise_of_step(plan: FinetuningPlan) -> float:
     """Computes how much more noise one step has than independent noise that is as much in sums.
 
-    Adam divides by the size of a step's noisy gradient, so that its learning rate for correlated
-    noise is larger by about this factor (docs/experiments.md, "Correlated noise with secret
-    samples").
-
-    Args:
-      plan: Plan of the run.
-
-    Returns:
-      Ratio of the root mean square, over the steps, of the noise of a step's average to
-      `noise_of_average`; 1 for independent noise, or none.
+    It is the ratio of the root mean square, over the steps, of the noise of a step's average to
+    `noise_of_average`; 1 for independent noise, or none. Adam divides by the size of a step's noisy
+    gradient, so that its learning rate for correlated noise is larger by about this factor
+    (docs/experiments.md, "Correlated noise with secret samples").
     """
     one_step = float(np.mean(strategy_of(plan).round_noise_variance(plan.num_rounds)))
     return math.sqrt(one_step) / _noise_of_sums(plan)
@@ -215,11 +182,7 @@ def rate_hint(plan: FinetuningPlan) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class SampledFinetuning(privacy.PrivacyPlan):
-    """Plan of ELS or ULS as that of a run. Its rounds are steps, its clients users.
-
-    Attributes:
-      plan: Sampling, noise and promise of the run.
-    """
+    """Plan of ELS or ULS as that of a run. Its rounds are steps, its clients users."""
 
     plan: plan_lib.Plan
 
@@ -229,16 +192,7 @@ class SampledFinetuning(privacy.PrivacyPlan):
     def of(
         cls, plan: plan_lib.Plan, *, clip_norm: float, deterministic_seed: int | None
     ) -> SampledFinetuning:
-        """Makes the plan of a run.
-
-        Args:
-          plan: Sampling and noise.
-          clip_norm: L2 norm that the gradient of a unit is clipped to.
-          deterministic_seed: Seed of noise and samples if the caller gave one.
-
-        Returns:
-          The plan.
-        """
+        """Makes the plan of a run; a `deterministic_seed` is the caller's, of noise and samples."""
         return cls(
             noise_multiplier=plan.noise_multiplier,
             clip_norm=clip_norm,

@@ -41,17 +41,12 @@ class StepTrainer(prepared.Trainer):
     ):
         """Keeps its arguments.
 
-        Args:
-          user_ids: Ids of the users, as `example_sampling.Users` has them.
-          sample: Function from a seed to a function from a step to its batch, the same one each
-            time.
-          steps: Steps of the optimizer.
-          read_examples: Reads examples, in the order asked for.
-          progress: Callback for a line before the first step, which takes long; None for no line.
-          try_losses: Function that raises an error if the losses are unfit, given weights and some
-            rows of a batch. It is called at the steps 1, 2, 4, 8 … and at the first one of this
-            process; None for losses of the package.
-          loss_bound: What the loss of a unit is divided by in bounded sums; None for no such sums.
+        `sample` maps a seed to a function from a step to its batch, the same one each time.
+        `read_examples` reads in the order asked for. `progress` gets a line before the first step,
+        which takes long. `try_losses` raises an error if the losses are unfit, given weights and
+        some rows of a batch; it is called at the steps 1, 2, 4, 8 … and at the first one of this
+        process, and is None for losses of the package. `loss_bound` divides the loss of a unit in
+        bounded sums; None for no such sums.
         """
         self._loss_bound = loss_bound
         self._user_ids = user_ids
@@ -131,15 +126,10 @@ class StepTrainer(prepared.Trainer):
 
 
 def bounded_sums(losses: np.ndarray, bound: float) -> np.ndarray:
-    """Sums the losses and the number of units, of which none counts for more than a norm of 1.
+    """Sums losses over `bound`, and the number of units; no unit counts for more than a norm of 1.
 
-    Args:
-      losses: Losses of the units, shape [n].
-      bound: What a loss is divided by, before the pair of it and of 1 is clipped.
-
-    Returns:
-      Sum of the scaled losses and number of units, weighted alike, float64, shape [2]. A loss that
-      is not finite counts as nothing.
+    The pair of a scaled loss and of 1 is clipped, weighted alike. A loss that is not finite counts
+    as nothing. Float64, shape [2].
     """
     scaled = losses[np.isfinite(losses)].astype(np.float64) / bound
     pairs = np.stack([scaled, np.ones_like(scaled)])

@@ -21,15 +21,10 @@ _FIXED = "pretrained_model.npz"
 class TrainedPart:
     """Weights that are trained, and how they make a model.
 
-    The state of a run has these weights only. With adapters, the rest is the model it began
-    with, which the run's folder keeps: that of `initial_weights` may be gone. An average of
-    the steps' models (`iterate_averaging`) is then one of A and one of B, which are what the
-    state has; their product is not the average of the products.
-
-    Attributes:
-      initial: The model to begin with.
-      model: Model whose weights are the trained ones.
-      weights: Initial values of the trained weights.
+    The state of a run has these weights only. With adapters, the rest is the model it began with,
+    which the run's folder keeps: that of `initial_weights` may be gone. An average of the steps'
+    models (`iterate_averaging`) is then one of A and one of B, which are what the state has; their
+    product is not the average of the products.
     """
 
     initial: trained_model.TrainedModel
@@ -40,19 +35,7 @@ class TrainedPart:
     def of(
         cls, initial: trained_model.TrainedModel, adapter_rank: int | None, *, seed: int
     ) -> TrainedPart:
-        """Selects the trained part of a model.
-
-        Args:
-          initial: The model to begin with.
-          adapter_rank: Rank of the adapters; None to train all weights.
-          seed: Seed of the first adapters.
-
-        Returns:
-          The part.
-
-        Raises:
-          ValueError: If the model cannot have adapters of that rank.
-        """
+        """Selects the trained part of a model: adapters of a rank, or all weights if it is None."""
         if adapter_rank is None:
             return cls(initial, initial.model, initial.weights)
         adapted = low_rank.LowRank(initial.model, initial.weights, adapter_rank)
@@ -69,10 +52,7 @@ class TrainedPart:
     def keep(self, output: pathlib.Path) -> None:
         """Writes to a run's folder what `kept` and `publish` need there.
 
-        That are the fixed weights, if there are any, and config and tokenizer of a checkpoint.
-
-        Raises:
-          OSError: If a file cannot be written.
+        These are the fixed weights, if there are any, and config and tokenizer of a checkpoint.
         """
         if self.initial.checkpoint is not None:
             hugging_face.copy_rest(self.initial.checkpoint, output / hugging_face.FOLDER)
@@ -84,16 +64,8 @@ class TrainedPart:
     ) -> None:
         """Writes the model to a run's folder in Hugging Face's layout, if it began in that.
 
-        Adapters are written besides, as peft loads them onto the model that the run began with.
-        The privacy statement, which has been written, is copied beside the weights.
-
-        Args:
-          output: Folder of the run.
-          weights: Weights of this part.
-          base: Folder of the model that the run began with.
-
-        Raises:
-          OSError: If a file cannot be written.
+        Adapters are written besides, as peft loads them onto the model in `base`, which the run
+        began with. The privacy statement, which has been written, is copied beside the weights.
         """
         folders = [output / hugging_face.FOLDER]
         if not (folders[0] / hugging_face.CONFIG).exists():
@@ -139,10 +111,6 @@ class TrainedPart:
 def kept(
     output: pathlib.Path,
 ) -> tuple[language_model.LanguageModel, Sequence[np.ndarray]] | None:
-    """Reads the model that a run with adapters began with from its folder; None if it is gone.
-
-    Raises:
-      ValueError: If it is damaged.
-    """
+    """Reads the model that a run with adapters began with from its folder; None if it is gone."""
     path = output / _FIXED
     return export.read(path) if path.exists() else None

@@ -1,18 +1,16 @@
-"""Corpora as TFF's `ClientData`, of texts or of batches of sequences."""
+"""Corpora of texts as TFF's `ClientData`."""
 
 from __future__ import annotations
 
-import abc
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
-from typing_extensions import override
 
-from tff_dpftrl.data import client_datasets, sequences, tokenizer, user_text
+from tff_dpftrl.data import client_datasets, tokenizer, user_text
 
 
 def of_texts(corpus: user_text.UserText) -> tff.simulation.datasets.ClientData:
@@ -26,29 +24,12 @@ def of_texts(corpus: user_text.UserText) -> tff.simulation.datasets.ClientData:
     return _TextClientData(corpus)
 
 
-def of_sequences(
-    corpus: sequences.SequenceCorpus, spec: client_datasets.ClientSpec, seed: int = 0
-) -> tff.simulation.datasets.ClientData:
-    """Returns the batches of `client_datasets.client_dataset` as TFF's `ClientData`.
+class _TextClientData(tff.simulation.datasets.ClientData):
+    """Client datasets made from texts on the host, or from a graph that embeds them."""
 
-    `seed` is that of the shuffling and selection of a client's sequences, for all rounds. Only
-    `serializable_dataset_fn` and its callers read the whole corpus.
-    """
-    return _SequenceClientData(corpus, spec, seed)
-
-
-class _InMemoryClientData(tff.simulation.datasets.ClientData):
-    """Client datasets made from arrays on the host, or from a graph that embeds them."""
-
-    _user_ids: Sequence[str]
-
-    @abc.abstractmethod
-    def _rows(self, user_id: str) -> np.ndarray:
-        """Returns the data of a user as one array."""
-
-    @abc.abstractmethod
-    def _dataset(self, rows: Any) -> tf.data.Dataset:
-        """Makes a dataset of rows, an array or a tensor."""
+    def __init__(self, corpus: user_text.UserText):
+        self._user_ids = corpus.user_ids
+        self._corpus = corpus
 
     @property
     def client_ids(self) -> list[str]:
@@ -84,42 +65,12 @@ class _InMemoryClientData(tff.simulation.datasets.ClientData):
     def element_type_structure(self):
         return self._dataset(self._rows(self._user_ids[0])).element_spec
 
-
-class _TextClientData(_InMemoryClientData):
-    """Client data of texts."""
-
-    def __init__(self, corpus: user_text.UserText):
-        self._user_ids = corpus.user_ids
-        self._corpus = corpus
-
-    @override
     def _rows(self, user_id: str) -> np.ndarray:
         texts = map(tokenizer.normalised, self._corpus.examples(user_id))
         return np.array([text.encode("utf-8") for text in texts], object)
 
-    @override
-    def _dataset(self, rows) -> tf.data.Dataset:
+    def _dataset(self, rows: Any) -> tf.data.Dataset:
         rows = tf.convert_to_tensor(rows, tf.string)
         return tf.data.Dataset.from_tensor_slices(
             collections.OrderedDict([(client_datasets.TEXT_FEATURE, rows)])
         )
-
-
-class _SequenceClientData(_InMemoryClientData):
-    """Client data of batches of sequences."""
-
-    def __init__(
-        self, corpus: sequences.SequenceCorpus, spec: client_datasets.ClientSpec, seed: int
-    ):
-        self._user_ids = corpus.user_ids
-        self._corpus = corpus
-        self._spec = spec
-        self._seed = seed
-
-    @override
-    def _rows(self, user_id: str) -> np.ndarray:
-        return client_datasets.client_rows(self._corpus, user_id, self._spec, self._seed)
-
-    @override
-    def _dataset(self, rows) -> tf.data.Dataset:
-        return client_datasets.batches(rows, self._spec)

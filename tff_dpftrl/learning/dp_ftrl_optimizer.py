@@ -79,15 +79,7 @@ def build_dp_ftrl_optimizer(learning_rate: float, momentum: float = 0.0) -> opti
     from outside after it have no effect on later steps. A changed learning rate
     applies to the whole sum, unlike in SGD.
 
-    Args:
-      learning_rate: Learning rate η, positive.
-      momentum: Momentum in [0, 1); 0 for none.
-
-    Returns:
-      The optimizer. Its state holds two copies of the model, three with momentum.
-
-    Raises:
-      ValueError: If an argument is out of range.
+    The state holds two copies of the model, three with momentum.
     """
     return _DpFtrl(
         validation.positive("learning_rate", learning_rate),

@@ -12,13 +12,7 @@ import tensorflow as tf
 
 
 class BatchOutput(NamedTuple):
-    """Output of a model for one batch.
-
-    Attributes:
-      loss: Loss of the batch.
-      predictions: What `Model.predict_on_batch` returned.
-      num_examples: Number of examples in the batch.
-    """
+    """Loss of a model for one batch, its predictions, and the number of examples."""
 
     loss: tf.Tensor
     predictions: Any

@@ -36,11 +36,7 @@ class ModelWeights(NamedTuple):
 class LearningState(NamedTuple):
     """State of the server between rounds. Secret: the aggregator's part reveals the noise.
 
-    Attributes:
-      global_model_weights: Weights of the model.
-      client_work: Index of the next round, int64; () if clients do not depend on it.
-      aggregator: State of the aggregation.
-      finalizer: State of the server's optimizer.
+    `client_work` is the index of the next round, int64; () if clients do not depend on it.
     """
 
     global_model_weights: Any

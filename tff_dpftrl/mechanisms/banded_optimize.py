@@ -53,16 +53,10 @@ def _unit(columns: np.ndarray) -> np.ndarray:
 def _log_error(
     columns: np.ndarray, power: float, models: banded_models.BandedModels | None = None
 ) -> tuple[float, np.ndarray]:
-    """Computes the log of the p-norm of the errors, and its gradient.
+    """Computes log (mean_t variance_t^p)^(1 / (2 p)) of the errors, and its gradient by `columns`.
 
-    Args:
-      columns: Columns of C by lag, shape [num_rounds, bands], of any norms. They are
-        normalised first.
-      power: Power p of (mean_t variance_t^p)^(1 / (2 p)).
-      models: Models whose errors they are; None for those of the prefix sums.
-
-    Returns:
-      The logarithm and its gradient with respect to `columns`.
+    `columns` are those of C by lag, shape [num_rounds, bands], of any norms: they are normalised
+    first. The errors are those of `models`, or of the prefix sums if None.
     """
     norms = np.linalg.norm(columns, axis=1, keepdims=True)
     unit = columns / norms

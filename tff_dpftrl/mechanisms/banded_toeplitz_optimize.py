@@ -48,13 +48,9 @@ def _log_loss(
 ) -> tuple[float, np.ndarray]:
     """Computes the logarithm of the loss, and its gradient, at c = (1, *free).
 
-    Args:
-      free: Coefficients c_1 ... c_{bands−1}.
-      uses: Number of columns of the earliest pattern that reach the entry c_s, by s.
-      round_weights: Weights of B_t², shape [n].
-
-    Returns:
-      The value and the gradient; a large value and zero if the noise explodes.
+    `uses[s]` is the number of columns of the earliest pattern that reach the entry c_s;
+    `round_weights` are the weights of B_t². If the noise explodes, the value is large and the
+    gradient zero.
     """
     c = np.append(1.0, free)
     with np.errstate(over="ignore", invalid="ignore"):

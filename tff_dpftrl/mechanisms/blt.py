@@ -248,19 +248,12 @@ class Blt(strategy.Strategy):
 
 
 def _zero_complements(poles: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Computes the complements of the zeros of C(x) = 1 + Σ_i ω_i x / (1 - θ_i x).
+    """Computes the complements û of the zeros of C(x) = 1 + Σ_i ω_i x / (1 - θ_i x), increasing.
 
-    With y = 1/x = 1 - w they solve Σ_j ω_j / (w - u_j) = 1, a secular equation
-    with one root in every (u_i, u_{i+1}) and one in (u_d, u_d + Σω]. Each root is
-    computed as an offset from the nearer pole, so that it keeps its relative
-    precision however close the two are.
-
-    Args:
-      poles: Complements u = 1 - θ, shape [d], increasing.
-      scale: Output scales ω, shape [d], positive.
-
-    Returns:
-      û, shape [d], increasing.
+    With y = 1/x = 1 - w they solve Σ_j ω_j / (w - u_j) = 1, a secular equation with one root in
+    every (u_i, u_{i+1}) and one in (u_d, u_d + Σω]. Each root is computed as an offset from the
+    nearer pole, so that it keeps its relative precision however close the two are. The poles
+    u = 1 - θ increase, and ω is positive.
     """
     zeros = np.empty(len(poles))
     for i, pole in enumerate(poles):

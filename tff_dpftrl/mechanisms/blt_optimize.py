@@ -31,19 +31,11 @@ _SURPLUS_LOSS = 1e-8
 
 @dataclasses.dataclass(frozen=True)
 class BltResult:
-    """Optimised BLT with its sensitivity and errors.
+    """Optimised BLT with its sensitivity under `schema` and errors, for the optimised workload.
 
-    Attributes:
-      strategy: Optimised BLT.
-      schema: Participation schema for which the BLT was optimised.
-      minimize_rms: Whether RmsLoss was minimised; MaxLoss if False.
-      sensitivity: Sensitivity under `schema`, for clip norm 1.
-      max_error: MaxError(B) of the BLT, for the workload that was optimised for.
-      rms_error: RmsError(B) of the BLT, for the same workload.
-      surplus_buffers: Number of requested buffers that are left out, because the loss
-        without them is the same within a relative 1e-8.
-      decay_at_bound: Whether the largest decay is the largest allowed one. The loss would
-        then fall a little further with a decay closer to 1.
+    `surplus_buffers` counts the requested buffers that are left out, because the loss without them
+    is the same within a relative 1e-8. If `decay_at_bound`, the loss would fall a little further
+    with a decay closer to 1 than is allowed.
     """
 
     strategy: blt.Blt
@@ -134,23 +126,7 @@ def search(
     auto_tolerance: float = 1e-3,
     workload: workload_lib.Workload | None = None,
 ) -> BltResult:
-    """Optimises a BLT like `optimize_blt`, and returns its figures, too.
-
-    Args:
-      schema: Participation schema to optimise for.
-      num_buffers: Number of buffers, 1 to 8; chosen by `auto_tolerance` if None.
-      minimize_rms: Whether to minimise RmsLoss; if False, MaxLoss.
-      max_decay: Largest allowed buffer decay; 1 - 1 / max(2, num_rounds) if None.
-      monotonicity_margin: Margin m of the condition c_{t+1} ≤ (1 - m) · c_t for all t.
-      auto_tolerance: Relative reduction of the loss below which a buffer is not added.
-      workload: Workload of the schema's rounds; None for the prefix sums.
-
-    Returns:
-      The strategy, its sensitivity and its errors.
-
-    Raises:
-      ValueError: If an argument is out of range.
-    """
+    """Optimises a BLT like `optimize_blt`, and returns its sensitivity and errors, too."""
     margin = validation.number("monotonicity_margin", monotonicity_margin, at_least=0, below=1)
     bound = _largest_decay(schema, max_decay)
     bound = min(bound, 1 - margin)

@@ -1,13 +1,13 @@
 """Sensitivity of a run whose state is continued several times.
 
 N branches go on from the state after round T - 1. They share the noise of the rounds before, and
-each has independent noise after it. The rows of C whose noise is drawn in these rounds come first:
+each has independent noise after it. With the rows of C whose noise is drawn in these rounds first,
 
     C = [[P, 0], [F, L]],
 
-for the contributions x of the first T rounds and y of the later ones. All that the branches release
-follows from P x + z and, for each branch i, F x + L y_i + z_i, with independent z. This is one
-Gaussian mechanism. Its squared sensitivity is the maximum of
+for the contributions x of the first T rounds and y of the later ones, the branches release P x + z
+and, for each branch i, F x + L y_i + z_i, with independent z. This is one Gaussian mechanism. Its
+squared sensitivity is the maximum of
 
     ‖P x‖² + Σ_i ‖F x + L y_i‖²
 
@@ -38,19 +38,10 @@ def sensitivity(
 ) -> strategy_lib.Sensitivity:
     """Computes the sensitivity of all branches of a run together, never understated.
 
-    Args:
-      strategy: Strategy of the run.
-      schema: Schema that each client keeps to in the shared rounds and one branch, whichever
-        branch it is.
-      num_branches: Number N of branches.
-      fork_at: Number T of rounds that the branches share.
-
-    Returns:
-      The sensitivity: S of one run if T is the number of all rounds, √N S if it is 0. In between it
-      is the least of several bounds. For runs of more than 4,096 rounds it is √N S.
-
-    Raises:
-      ValueError: If an argument is out of range, or the strategy cannot be run.
+    The first `fork_at` rounds, T, are shared by all N branches. Each client keeps to the schema in
+    them and one branch, whichever it is. The result is S of one run if T is the number of all
+    rounds, √N S if T is 0. In between it is the least of several bounds. For runs of more than
+    4,096 rounds it is √N S.
     """
     validation.integer("num_branches", num_branches, minimum=1)
     validation.integer("fork_at", fork_at, minimum=0)

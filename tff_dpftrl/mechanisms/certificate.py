@@ -16,17 +16,8 @@ from tff_dpftrl.participation import schema as schema_lib
 class Certificate:
     """Sensitivity, errors and losses of a strategy, for clip norm and noise multiplier 1.
 
-    Attributes:
-      num_rounds: Number of rounds of the schema.
-      min_sep: Separation of the schema, a stride.
-      max_participations: Largest number of participations of the schema.
-      sensitivity: L2 sensitivity S.
-      sensitivity_exact: Whether `sensitivity` is exact; False if it is an upper bound.
-      sensitivity_method: Method by which the sensitivity was computed.
-      max_error: MaxError(B).
-      rms_error: RmsError(B).
-      max_loss: sensitivity · max_error.
-      rms_loss: sensitivity · rms_error.
+    If not `sensitivity_exact`, the L2 sensitivity is an upper bound. A loss is sensitivity times
+    error.
     """
 
     num_rounds: int
@@ -51,26 +42,14 @@ class Certificate:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Certificate:
-        """Reads what `to_dict` returned.
-
-        Raises:
-          ValueError: If an attribute is missing or unknown.
-        """
+        """Reads what `to_dict` returned."""
         try:
             return cls(**values)
         except TypeError as error:
             raise validation.UsageError(f"This is not a certificate: {error}.") from None
 
     def verify(self, strategy: strategy_lib.Strategy, tolerance: float = 1e-9) -> None:
-        """Computes all numbers anew for `strategy` and compares.
-
-        Args:
-          strategy: Strategy to which the certificate belongs.
-          tolerance: Largest allowed relative difference.
-
-        Raises:
-          ValueError: If a number differs.
-        """
+        """Computes all numbers anew; refuses relative differences above `tolerance`."""
         fresh = certify(strategy, self.schema)
         for field in dataclasses.fields(self):
             claimed, computed = getattr(self, field.name), getattr(fresh, field.name)
@@ -90,16 +69,7 @@ def certify(
     schema: schema_lib.MinSep,
     workload: workload_lib.Workload | None = None,
 ) -> Certificate:
-    """Computes sensitivity, errors and losses of a strategy.
-
-    Args:
-      strategy: Strategy to certify.
-      schema: Participation schema.
-      workload: Workload of the errors and losses; None for the prefix sums, as in strategy files.
-
-    Returns:
-      The figures.
-    """
+    """Computes sensitivity, errors and losses; those of the prefix sums without a workload."""
     sensitivity = strategy_lib.check_strategy(strategy).sensitivity(schema)
     max_error = strategy.max_error(schema.num_rounds, workload)
     rms_error = strategy.rms_error(schema.num_rounds, workload)

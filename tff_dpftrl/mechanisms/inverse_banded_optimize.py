@@ -138,15 +138,10 @@ class _Objective:
         self._starts = np.arange(schema.effective_participations) * schema.min_sep
 
     def __call__(self, free: np.ndarray, penalty: float) -> tuple[float, np.ndarray]:
-        """Computes the value and the gradient.
+        """Computes the value and the gradient at C⁻¹ = (1, *free); large and 0 if C explodes.
 
-        Args:
-          free: Coefficients d_1 ... d_{bands−1} of C⁻¹; d_0 is 1.
-          penalty: Factor λ of the sum s of the squares of increases, and of negative values, of
-            the coefficients of C; log(1 + λ s) is added.
-
-        Returns:
-          The value and the gradient; a large value and zero if C explodes.
+        The value includes log(1 + penalty · s), where s is the sum of the squares of increases, and
+        of negative values, of the coefficients of C.
         """
         n = len(self._round_weights)
         inverse = toeplitz.pad(np.append(1.0, free), n)
@@ -191,17 +186,9 @@ def _exact(
 ) -> list[inverse_banded.InverseBanded]:
     """Changes coefficients as little as makes the sensitivity exact, in two ways.
 
-    If the coefficients of C are positive, multiplying coefficient t of both C⁻¹ and C by r^t
-    makes them decrease, with r the least ratio of a coefficient and the next. The other way is
-    to mix in as little of γ-BIFR as is needed, to a factor of two.
-
-    Args:
-      free: Coefficients d_1 ... d_{bands−1} that the search found.
-      start: Those of γ-BIFR, whose sensitivity is exact.
-      schema: Participation schema.
-
-    Returns:
-      Strategies with an exact sensitivity; at most two.
+    If the coefficients of C are positive, multiplying coefficient t of both C⁻¹ and C by r^t makes
+    them decrease, with r the least ratio of a coefficient and the next. The other way is to mix in
+    as little of `start`, γ-BIFR, whose sensitivity is exact, as is needed, to a factor of two.
     """
     results = []
     column = toeplitz.inverse_coefficients(np.append(1.0, free), schema.num_rounds)

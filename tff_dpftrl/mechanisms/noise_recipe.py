@@ -26,14 +26,10 @@ class IdentityNoise:
 
 @dataclasses.dataclass(frozen=True)
 class BufferedNoise:
-    """Recipe of BLT noise with d buffers S, zero at the start.
+    """Recipe of BLT noise with d buffers S, zero at the start, decays θ and output scales ω.
 
-    ẑ_t = z_t − Σ_i output_scale[i] S_i, then S_i ← buf_decay[i] S_i + ẑ_t
-    (McMahan, Xu & Zhang 2024, equation 3).
-
-    Attributes:
-      buf_decay: Buffer decays θ, length d, each in (0, 1).
-      output_scale: Output scales ω, length d.
+    ẑ_t = z_t − Σ_i output_scale[i] S_i, then S_i ← buf_decay[i] S_i + ẑ_t (McMahan, Xu & Zhang
+    2024, equation 3).
     """
 
     buf_decay: tuple[float, ...]
@@ -44,15 +40,11 @@ class BufferedNoise:
 class TreeNoise:
     """Recipe of binary-tree noise; every node has its own draw.
 
-    ẑ_t = N_{t+1} − N_t, where N_t is the noise of the released sum of the first
-    t rounds: the sum of the node estimates of the dyadic decomposition of t.
-
-    Attributes:
-      num_levels: Height of the tallest subtree that can complete, plus one. A run can
-        have up to 2^num_levels − 1 rounds; an aggregator refuses more.
-      variance_reduction: Whether a node's estimate combines, optimally, its own
-        draw and the estimates of its two children (Honaker 2015, bottom-up).
-        If False, it is its own draw.
+    ẑ_t = N_{t+1} − N_t, where N_t is the noise of the released sum of the first t rounds: the sum
+    of the node estimates of the dyadic decomposition of t. A run can have up to 2^num_levels − 1
+    rounds; an aggregator refuses more. With `variance_reduction`, a node's estimate combines,
+    optimally, its own draw and the estimates of its two children (Honaker 2015, bottom-up);
+    otherwise it is its own draw.
     """
 
     num_levels: int
@@ -72,9 +64,8 @@ class TreeNoise:
         draws of the spine are in no estimate that is used later but that of V, so that one Gaussian
         replaces them: est(V) = own[r] · z + Σ_{l<r} left[r, l] · est(left child of level l).
 
-        Returns:
-          Weights own, float64 of shape [num_levels], and left, of shape [num_levels, num_levels]
-          and zero for l ≥ r.
+        The weights are own, shape [num_levels], and left, shape [num_levels, num_levels] and zero
+        for l ≥ r.
         """
         levels = self.num_levels
         variance = [1.0]
@@ -93,12 +84,8 @@ class TreeNoise:
 class BandedNoise:
     """Recipe of noise whose C has few bands; the last outputs are kept.
 
-    ẑ_t = (z_t − Σ_{j=1..bands−1} row_t[j] ẑ_{t−j}) / row_t[0], with
-    row_t[j] = C[t, t − j] and ẑ_s = 0 for s < 0.
-
-    Attributes:
-      rows: Rows of C by lag, each with `bands` entries and row[0] > 0: either one row for
-        all rounds (Toeplitz C), or one row a round.
+    ẑ_t = (z_t − Σ_{j=1..bands−1} row_t[j] ẑ_{t−j}) / row_t[0], with row_t[j] = C[t, t − j] and
+    ẑ_s = 0 for s < 0. Either there is one row for all rounds (Toeplitz C), or one a round.
     """
 
     rows: tuple[tuple[float, ...], ...]
@@ -113,14 +100,11 @@ class BandedNoise:
 class InverseBandedNoise:
     """Recipe of noise by the rows of C⁻¹; past draws are made again.
 
-    ẑ_t = Σ_{j=0..min(t, bands−1)} row_t[j] z_{t−j}, row_t[j] = C⁻¹[t, t − j].
-
-    Attributes:
-      rows: Rows of C⁻¹ by lag: either one row for all rounds (Toeplitz C⁻¹), or one row a
-        round (general C; row t then has t + 1 entries or fewer).
-      rounds_at_once: Number B of rounds whose sums over the draws before them are made together,
-        in rounds 0, B, 2B, ..., and kept until it is their turn: a past draw is made again once
-        for B rounds. The noise is the same, bit for bit. With 1 nothing is kept.
+    ẑ_t = Σ_{j=0..min(t, bands−1)} row_t[j] z_{t−j}, row_t[j] = C⁻¹[t, t − j]. Either there is one
+    row for all rounds (Toeplitz C⁻¹), or one a round (general C; row t then has t + 1 entries or
+    fewer). The sums of B = `rounds_at_once` rounds over the draws before them are made together, in
+    rounds 0, B, 2B, ..., and kept: a past draw is made again once for B rounds. The noise is the
+    same, bit for bit. With 1 nothing is kept.
     """
 
     rows: tuple[tuple[float, ...], ...]
@@ -134,12 +118,7 @@ class InverseBandedNoise:
 
 @dataclasses.dataclass(frozen=True)
 class RestartedNoise:
-    """Recipe that starts another recipe anew, with fresh draws, at given rounds.
-
-    Attributes:
-      recipe: Recipe within each block; its round 0 is the block's first round.
-      starts: First rounds of the blocks, increasing, the first one 0.
-    """
+    """Recipe that starts another recipe anew, with fresh draws, at `starts`, the first one 0."""
 
     recipe: BlockRecipe
     starts: tuple[int, ...]
@@ -152,17 +131,7 @@ NoiseRecipe: TypeAlias = BlockRecipe | RestartedNoise
 
 
 def blocks(recipe: NoiseRecipe) -> tuple[BlockRecipe, tuple[int, ...]]:
-    """Splits a recipe into that of a block and the first rounds of the blocks.
-
-    Args:
-      recipe: Recipe, with restarts or without.
-
-    Returns:
-      The recipe of every block, and the blocks' first rounds: (0,) without restarts.
-
-    Raises:
-      ValueError: If the restarts do not begin with round 0 and increase.
-    """
+    """Splits a recipe into that of every block and the blocks' first rounds."""
     if not isinstance(recipe, RestartedNoise):
         return recipe, (0,)
     starts = tuple(recipe.starts)
@@ -174,13 +143,9 @@ def blocks(recipe: NoiseRecipe) -> tuple[BlockRecipe, tuple[int, ...]]:
 
 
 def is_sum_of_draws(recipe: NoiseRecipe) -> bool:
-    """Checks whether the noise of every round is a sum of whole draws, so that grids add exactly.
+    """Checks whether every round's noise is a sum of whole draws, so that grids add exactly.
 
-    Args:
-      recipe: Recipe, with restarts or without.
-
-    Returns:
-      True for independent noise, and for a tree without variance reduction.
+    This holds for independent noise, and for a tree without variance reduction.
     """
     block, _ = blocks(recipe)
     is_plain_tree = isinstance(block, TreeNoise) and not block.variance_reduction
@@ -190,11 +155,8 @@ def is_sum_of_draws(recipe: NoiseRecipe) -> bool:
 def state_is_of_0_4(recipe: NoiseRecipe) -> bool:
     """Checks whether the noise's state has the form of release 0.4, so that such runs go on.
 
-    Args:
-      recipe: Recipe, with restarts or without.
-
-    Returns:
-      True where all past noise that later rounds need is in the buffer, and no seed of past draws.
+    This holds where all past noise that later rounds need is in the buffer, and no seed of past
+    draws.
     """
     block, _ = blocks(recipe)
     return isinstance(block, IdentityNoise | BufferedNoise | BandedNoise)

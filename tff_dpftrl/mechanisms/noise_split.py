@@ -20,19 +20,11 @@ COUNT_SENSITIVITY = 0.5
 
 
 def update_noise_multiplier(noise_multiplier: float, clipped_count_stddev: float) -> float:
-    """Computes z_Δ, the noise multiplier of the updates if z is promised.
+    """Computes z_Δ = (z⁻² − (2 σ_b)⁻²)^(−1/2), the noise of the updates if z is promised.
 
-    Args:
-      noise_multiplier: z, noise multiplier of both streams together, at least 0.
-      clipped_count_stddev: σ_b, standard deviation of the noise on the number of
-        unclipped clients of a round, before any division by the clients of a round.
-
-    Returns:
-      `(z⁻² − (2 σ_b)⁻²)^(−1/2)`, at least z; 0 if `noise_multiplier` is 0.
-
-    Raises:
-      ValueError: If an argument is negative or not finite, or the counts alone spend
-        more than z allows: `clipped_count_stddev` is at most z / 2.
+    σ_b is the standard deviation of the noise on the number of unclipped clients of a round, before
+    any division by the clients of a round. z_Δ is at least z, and 0 if z is 0. A σ_b of at most
+    z / 2 is refused: the counts alone spend more than z allows.
     """
     z = validation.noise_multiplier(noise_multiplier)
     stddev = validation.number("clipped_count_stddev", clipped_count_stddev, at_least=0)
@@ -50,17 +42,10 @@ def update_noise_multiplier(noise_multiplier: float, clipped_count_stddev: float
 
 
 def total_noise_multiplier(update_noise_multiplier: float, clipped_count_stddev: float) -> float:
-    """Computes z, the noise multiplier of both streams together, which is accounted for.
+    """Computes z = (z_Δ⁻² + (2 σ_b)⁻²)^(−1/2) of both streams together, which is accounted for.
 
-    Args:
-      update_noise_multiplier: z_Δ, noise multiplier of the clipped updates, at least 0.
-      clipped_count_stddev: σ_b, standard deviation of the noise on the count, at least 0.
-
-    Returns:
-      `(z_Δ⁻² + (2 σ_b)⁻²)^(−1/2)`; 0 if one of the streams has no noise.
-
-    Raises:
-      ValueError: If an argument is negative or not finite.
+    z_Δ is the noise multiplier of the clipped updates, σ_b the standard deviation of the noise on
+    the count. z is 0 if one of the streams has no noise.
     """
     updates = validation.noise_multiplier(update_noise_multiplier, "update_noise_multiplier")
     counts = validation.number("clipped_count_stddev", clipped_count_stddev, at_least=0)

@@ -191,19 +191,10 @@ class Restarted(strategy.Strategy):
 
 
 def starts(num_rounds: int, *, every: int, first: int | None = None) -> tuple[int, ...]:
-    """Computes the first rounds of the blocks of a run that restarts on a schedule.
+    """Computes the first rounds of the blocks of a run that restarts on a schedule; the first is 0.
 
-    Args:
-      num_rounds: Number of rounds of the run.
-      every: Number of rounds from one restart to the next.
-      first: Round of the first restart; `every` if None. Gboard's adaptive clipping
-        restarts in round 128, and then every 1024 rounds.
-
-    Returns:
-      Rounds below `num_rounds`, the first one 0, which is no restart.
-
-    Raises:
-      ValueError: If an argument is less than 1.
+    The first restart is in round `first`, `every` if None. Gboard's adaptive clipping restarts in
+    round 128, and then every 1024 rounds.
     """
     validation.integer("num_rounds", num_rounds, minimum=1)
     validation.integer("every", every, minimum=1)
@@ -229,18 +220,9 @@ def has_restarts(strategy: strategy.Strategy) -> bool:
 def whole_run(
     base: strategy.Strategy, num_rounds: int, starts: Sequence[int] = (0,)
 ) -> strategy.Strategy:
-    """Builds the strategy of a whole run from that of a block.
+    """Builds the strategy of a whole run from that of a block; `base` itself for one block.
 
-    Args:
-      base: Strategy within each block, for at least as many rounds as the longest block.
-      num_rounds: Number of rounds of the run.
-      starts: First rounds of the blocks, from the function `starts`.
-
-    Returns:
-      `base` itself if there is only one block, else a `Restarted`.
-
-    Raises:
-      ValueError: If `base` is for fewer rounds than the longest block.
+    `base` must be for at least as many rounds as the longest block.
     """
     longest, limit = longest_block(num_rounds, starts), strategy.check_strategy(base).max_rounds
     if limit is not None and limit < longest:

@@ -72,19 +72,10 @@ def is_built_in(strategy: strategy_lib.Strategy) -> bool:
 def strategy_to_json(
     strategy: strategy_lib.Strategy, certificate: certificate_lib.Certificate | None = None
 ) -> str:
-    """Writes one strategy as JSON text, ending in a newline.
+    """Writes a strategy, and a certificate if given, as JSON text that ends in a newline.
 
-    Args:
-      strategy: Strategy of a class of this package, or of one that is installed as an entry
-        point.
-      certificate: Certificate of the strategy, kept in the same text; left out if None.
-
-    Returns:
-      The text that `strategy_from_json` and `certificate_from_json` read.
-
-    Raises:
-      ValueError: If a parameter is not finite, or the strategy is of another class, which
-        `strategy_from_json` could not make again.
+    The strategy's class is of this package, or of one that is installed as an entry point:
+    `strategy_from_json` could not make another again.
     """
     strategy_lib.check_strategy(strategy)
     base = strategy.base if isinstance(strategy, restarts.Restarted) else strategy
@@ -110,31 +101,18 @@ def strategy_to_json(
 
 
 def strategy_from_json(text: str) -> strategy_lib.Strategy:
-    """Reads what `strategy_to_json` wrote.
-
-    Raises:
-      ValueError: If the text is no strategy, of a later version, of an unknown
-        mechanism, or if its parameters are invalid.
-    """
+    """Reads what `strategy_to_json` wrote; refuses later versions and unknown mechanisms."""
     return strategy_from_dict(_document(text)["strategy"])
 
 
 def certificate_from_json(text: str) -> certificate_lib.Certificate | None:
-    """Reads the certificate in a strategy's text; None if there is none.
-
-    Raises:
-      ValueError: If the text is no strategy, or of a later version.
-    """
+    """Reads the certificate in a strategy's text; None if there is none."""
     values = _document(text).get("certificate")
     return None if values is None else certificate_lib.Certificate.from_dict(values)
 
 
 def strategy_from_dict(values: Mapping[str, Any]) -> strategy_lib.Strategy:
-    """Builds a strategy from what its `to_dict` returned.
-
-    Raises:
-      ValueError: If the mechanism is unknown or its parameters are invalid.
-    """
+    """Builds a strategy from what its `to_dict` returned."""
     mechanism = values.get("mechanism") if isinstance(values, dict) else None
     try:
         if mechanism == restarts.Restarted.mechanism:
@@ -242,11 +220,7 @@ def load(path: str | os.PathLike) -> strategy_lib.Strategy:
 
 
 def load_certificate(path: str | os.PathLike) -> certificate_lib.Certificate | None:
-    """Reads the certificate in a strategy's file; None if there is none.
-
-    Raises:
-      ValueError: If the file can't be read, or `certificate_from_json` refuses its text.
-    """
+    """Reads the certificate in a strategy's file; None if there is none."""
     return certificate_from_json(_read(path))
 
 

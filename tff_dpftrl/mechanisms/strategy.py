@@ -196,18 +196,7 @@ class Strategy(abc.ABC):
 
 
 def check_strategy(value: Any, name: str = "strategy") -> Strategy:
-    """Checks that an argument is a strategy.
-
-    Args:
-      value: Value that the caller gave.
-      name: Name of the argument, for the message.
-
-    Returns:
-      `value`.
-
-    Raises:
-      ValueError: If it is not a `Strategy`.
-    """
+    """Returns `value` if it is a `Strategy`; refuses it otherwise."""
     if isinstance(value, Strategy):
         return value
     factory = hasattr(value, "private_round")  # Of TFF aggregators.

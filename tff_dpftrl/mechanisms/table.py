@@ -1,17 +1,15 @@
 """Table of mechanisms: builds the strategy of a mechanism's name.
 
-The commands (`account`, `calibrate`, `compare`, `optimize`, `plan`, `train`), the planner and
-the Python API all build a named mechanism here, with the same defaults: one name, one
-participation schema and one noise multiplier are one ε. To add a mechanism, add a row to
-`MECHANISMS`. A new class of strategies also has to be added to `serialization`, and a new kind
-of noise to `private_round.noise_stream`.
+Commands, the planner and the Python API build named mechanisms here, with the same defaults: one
+name, one participation schema and one noise multiplier are one ε. To add a mechanism, add a row to
+`MECHANISMS`. A new class of strategies also has to be added to `serialization`, and a new kind of
+noise to `private_round.noise_stream`.
 
-The module `defaults` has the reasons of the defaults. A BLT has the least MaxLoss, as many
-buffers as still lower it by 0.1 %, and decays up to 1 - 1 / num_rounds; a banded C has min_sep
-bands, a banded inverse 16. All others minimise RmsLoss if they are optimised.
+`defaults` has the defaults and their reasons. A BLT has the least MaxLoss, as many buffers as still
+lower it by 0.1 %, and decays up to 1 - 1 / num_rounds; a banded C has min_sep bands, a banded
+inverse 16. All others minimise RmsLoss if they are optimised.
 
-The builders import what they need when they are called: `--help` needs names and summaries, and
-must be quick.
+The builders import what they need when they are called: `--help` must be quick.
 """
 
 from __future__ import annotations
@@ -80,13 +78,10 @@ Builder = Callable[["schema_lib.MinSep", Options, Notify], "strategy_lib.Strateg
 class Mechanism:
     """Row of the table of mechanisms.
 
-    Attributes:
-      summary: Description of the mechanism in one line.
-      build: Function that builds the strategy of a run without restarts.
-      options: Names of the `Options` that the mechanism takes.
-      runnable: Whether the noise of the mechanism can be generated round after round.
-      quick: Whether the planner, which needs dozens of optima, tries the mechanism by default.
-      max_rounds: Largest number of rounds, if time and memory grow with it; None if not.
+    `build` builds the strategy of a run without restarts. `options` are names of the `Options` that
+    the mechanism takes. If not `runnable`, its noise cannot be generated round after round. The
+    planner, which needs dozens of optima, tries `quick` ones by default. `max_rounds` is given if
+    time and memory grow with it.
     """
 
     summary: str
@@ -303,11 +298,7 @@ def runnable() -> list[str]:
 
 
 def check(name: str, options: Options = DEFAULTS) -> Mechanism:
-    """Returns the mechanism of a name, and checks that it takes the given options.
-
-    Raises:
-      ValueError: If the name is unknown, or the mechanism does not take an option.
-    """
+    """Returns the mechanism of a name, and checks that it takes the given options."""
     if not isinstance(name, str) or name not in MECHANISMS:
         raise validation.UsageError(
             f"mechanism must be one of {', '.join(MECHANISMS)}, got {name!r}."

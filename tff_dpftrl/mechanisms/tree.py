@@ -25,15 +25,10 @@ from tff_dpftrl.participation import schema as schema_lib
 
 
 def completed_nodes(num_rounds: int) -> list[tuple[int, int]]:
-    """Lists the nodes completed by round `num_rounds`, in the order of completion.
+    """Lists the nodes (level, index) completed by round `num_rounds`, in the order of completion.
 
-    Args:
-      num_rounds: Number of rounds n.
-
-    Returns:
-      Pairs (level, index); the node's rounds are
-      index · 2^level ... (index + 1) · 2^level − 1. In each round the lower
-      levels come first. Their number is 2 n minus the number of ones in n.
+    A node's rounds are index · 2^level ... (index + 1) · 2^level − 1. In each round the lower
+    levels come first. Their number is 2 n minus the number of ones in n.
     """
     return [
         (level, t >> level)

@@ -33,12 +33,7 @@ Decay = Literal["none", "linear", "cosine"]
 
 @dataclasses.dataclass(frozen=True)
 class Recurrence:
-    """First-order linear recurrence y_t = carry_t · y_{t−1} + gain_t · x_t, with y_{−1} = 0.
-
-    Attributes:
-      carry: Factors of the output of the round before, one a round.
-      gain: Factors of the input, one a round.
-    """
+    """First-order linear recurrence y_t = carry_t · y_{t−1} + gain_t · x_t, with y_{−1} = 0."""
 
     carry: tuple[float, ...]
     gain: tuple[float, ...]
@@ -89,11 +84,8 @@ def _accumulated(x: np.ndarray, carry: tuple[float, ...]) -> np.ndarray:
 class Workload:
     """Lower-triangular matrix A, from the released sums to the models, as a chain of recurrences.
 
-    Models are in units of the learning rate: it changes all losses by the same factor.
-
-    Attributes:
-      recurrences: Recurrences, the first one applied first; each has as many rounds.
-      description: What A stands for, such as "momentum 0.9, cosine decay".
+    The first recurrence is applied first. Models are in units of the learning rate: it changes all
+    losses by the same factor.
     """
 
     recurrences: tuple[Recurrence, ...]
@@ -151,14 +143,10 @@ class Workload:
     def responses(self, start: int, stop: int) -> tuple[np.ndarray, ...]:
         """Computes how models and recurrences follow from the outputs kept before a block.
 
-        Args:
-          start: First round of the block.
-          stop: Round after the block; m = stop − start.
-
-        Returns:
-          Four matrices for r recurrences: from the last outputs of the recurrences before the
-          block to its models, [m, r]; from its inputs to its models, [m, m]; and from both, in
-          this order, to the last outputs of the recurrences, [r, r] and [r, m].
+        The block is rounds `start` to `stop` − 1, m in total. For r recurrences, the four matrices
+        are: from the last outputs of the recurrences before the block to its models, [m, r]; from
+        its inputs to its models, [m, m]; and from both, in this order, to the last outputs of the
+        recurrences, [r, r] and [r, m].
         """
         kept, size = len(self.recurrences), stop - start
         y = np.hstack([np.zeros((size, kept)), np.eye(size)])
@@ -171,13 +159,9 @@ class Workload:
         return y[:, :kept], y[:, kept:], last[:, :kept], last[:, kept:]
 
     def noise_variance(self, inverse: np.ndarray) -> np.ndarray:
-        """Computes the squared row norms of A C⁻¹ for a Toeplitz C.
+        """Computes the squared row norms of A C⁻¹ for a Toeplitz C, whose C⁻¹ has column `inverse`.
 
-        Args:
-          inverse: First column of C⁻¹, shape [num_rounds].
-
-        Returns:
-          Shape [num_rounds]; O(num_rounds) if A is Toeplitz, else O(num_rounds²).
+        It takes O(num_rounds) if A is Toeplitz, else O(num_rounds²).
         """
         if self.coefficients is not None:
             return np.cumsum(np.square(self.apply(inverse)))
@@ -192,11 +176,7 @@ class Workload:
 
 
 def check_size(num_rounds: int) -> None:
-    """Refuses work of O(rounds²) for too many rounds.
-
-    Raises:
-      UsageError: If there are more than `MAX_ROUNDS` rounds.
-    """
+    """Refuses work of O(rounds²) for more than `MAX_ROUNDS` rounds."""
     if num_rounds > MAX_ROUNDS:
         raise validation.UsageError(
             f"workload with a schedule, weight decay, an average or restarts is for at most "
@@ -258,16 +238,9 @@ class UpdateRule:
         return rates
 
     def workload(self, num_rounds: int) -> Workload | None:
-        """Returns the workload of a run; None if it is the prefix sums.
+        """Returns the workload of a run, one to three recurrences; None for the prefix sums.
 
-        Args:
-          num_rounds: Number of rounds of the run, over which the learning rate decays.
-
-        Returns:
-          The workload, of one to three recurrences.
-
-        Raises:
-          UsageError: If the warm-up is not shorter than the run, or the run is too long.
+        The learning rate decays over `num_rounds`. The warm-up must be shorter.
         """
         scheduled = self.warmup_rounds or self.decay != "none" or self.weight_decay
         if not (self.momentum or scheduled or self.averaging is not None):
@@ -321,16 +294,9 @@ class UpdateRule:
 
 
 def parse(text: str) -> UpdateRule:
-    """Reads a rule such as "momentum=0.9,warmup=100,decay=cosine,averaging=0.95".
+    """Reads "prefix", or a rule such as "momentum=0.9,warmup=100,decay=cosine,averaging=0.95".
 
-    Args:
-      text: "prefix", or names and values: momentum, adam (β₁), warmup, decay, averaging.
-
-    Returns:
-      The rule.
-
-    Raises:
-      UsageError: If it cannot be read, or a value is out of range.
+    The names are momentum, adam (β₁), warmup, decay and averaging.
     """
     if text == "prefix":
         return UpdateRule()

@@ -62,13 +62,12 @@ def predict_words(
     *,
     top: int = TOP,
     batch_size: int = 64,
-    visit: Callable[[np.ndarray], object] | None = None,
     mix: Mix | None = None,
 ) -> WordPredictions:
     """Predicts each word of some sequences, integer ids of shape [n, T + 1].
 
-    `visit` is called with the probabilities of all ids, float32, shape [words, V], for each batch.
-    `mix` changes the probabilities of some words, which are then judged as well.
+    `mix` changes the probabilities of some words, which are then judged as well. `batch_size`
+    sequences are scored at a time, which bounds memory.
     """
     validation.integer("top", top, minimum=1)
     if sequences.shape[1:] != (model.sequence_length + 1,) or len(sequences) == 0:
@@ -77,15 +76,13 @@ def predict_words(
             f"{list(sequences.shape)}."
         )
     weights = [tf.convert_to_tensor(weight, tf.float32) for weight in weights]
-    predict = _predicting(model, special, top, visit is not None or mix is not None)
+    predict = _predicting(model, special, top, mix is not None)
     parts = []
     for start in range(0, len(sequences), batch_size):
         found = predict(weights, tf.constant(sequences[start : start + batch_size], tf.int32))
         flat, targets, is_best, ids, *probabilities = (part.numpy() for part in found)
         rows, positions = np.divmod(flat.astype(np.int64), model.sequence_length)
         rows += start
-        if visit is not None:
-            visit(*probabilities)
         mixed = is_best
         if mix is not None:
             mixed = best_are(mix(rows, positions, *probabilities), targets, special)

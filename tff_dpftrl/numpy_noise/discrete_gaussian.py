@@ -32,39 +32,19 @@ _LABEL = -1  # Last index of a path, so that no Gaussians have the same bits.
 
 
 def zcdp(sensitivity: float, stddev: float) -> float:
-    """Computes ρ of the discrete Gaussian mechanism on integer vectors (their theorem 4).
+    """Computes ρ = sensitivity² / (2 σ²) of the mechanism on integer vectors (their theorem 4).
 
     The exact conversion of ideal Gaussians to (ε, δ) is not proven for it; ρ-zCDP is.
-
-    Args:
-      sensitivity: L2 sensitivity of the integer vector.
-      stddev: Parameter σ of the noise of each coordinate.
-
-    Returns:
-      sensitivity² / (2 σ²).
-
-    Raises:
-      ValueError: If an argument is negative, or σ is 0.
     """
     sensitivity = validation.number("sensitivity", sensitivity, at_least=0)
     return sensitivity**2 / (2 * validation.positive("stddev", stddev) ** 2)
 
 
 def sample(seed: bytes, path: Sequence[int], size: int, stddev: float) -> np.ndarray:
-    """Draws independent discrete Gaussians.
+    """Draws `size` independent discrete Gaussians, int64, with parameter σ in (0, 2^40].
 
-    Args:
-      seed: Root seed, 32 bytes.
-      path: Indices that lead to the draw, as for `secure_draws.normal`; it may have the same path.
-      size: Number of samples.
-      stddev: Parameter σ, above 0 and at most 2^40. The standard deviation is a little less, by a
-        part of 10⁸ for σ = 1.
-
-    Returns:
-      int64 array of shape [size].
-
-    Raises:
-      ValueError: If σ is out of range.
+    `path` leads to the draw, as for `secure_draws.normal`, whose draw may have the same path. The
+    standard deviation is a little less than σ, by a part of 10⁸ for σ = 1.
     """
     stddev = validation.number("stddev", stddev, above=0, at_most=_LARGEST_STDDEV)
     draw_key = secure_draws.key(seed, [*path, _LABEL])
@@ -103,16 +83,7 @@ class _Uniforms:
 
 
 def _propose(uniforms: _Uniforms, size: int, stddev: float) -> tuple[np.ndarray, np.ndarray]:
-    """Draws discrete Laplace proposals, and which are accepted.
-
-    Args:
-      uniforms: Uniform numbers.
-      size: Number of proposals.
-      stddev: Parameter σ.
-
-    Returns:
-      The proposals, int64, and whether each is accepted, both of shape [size].
-    """
+    """Draws `size` discrete Laplace proposals, int64, and whether each is accepted."""
     scale = math.floor(stddev) + 1
     with decimal.localcontext(decimal.Context(prec=_DIGITS)):
         # floor(-t log U) is geometric, with success probability 1 - exp(-1/t).

@@ -66,11 +66,6 @@ class BufferedKernel(Kernel):
     """Kernel of BLT noise; it keeps one buffer for each decay."""
 
     def __init__(self, recipe: noise_recipe.BufferedNoise):
-        """Initialises the kernel.
-
-        Args:
-          recipe: Decays θ and scales ω of the BLT.
-        """
         self._decay = np.asarray(recipe.buf_decay, np.float32)
         self._scale = np.asarray(recipe.output_scale, np.float32)
         self.num_buffers = len(self._decay)
@@ -94,11 +89,6 @@ class BandedKernel(Kernel):
     """
 
     def __init__(self, recipe: noise_recipe.BandedNoise):
-        """Initialises the kernel.
-
-        Args:
-          recipe: Bands of C.
-        """
         self._rows = recipe.rows
         bands = len(recipe.rows[0])
         self.num_buffers = bands if bands > 1 else 0
@@ -124,11 +114,6 @@ class InverseBandedKernel(Kernel):
     """
 
     def __init__(self, recipe: noise_recipe.InverseBandedNoise):
-        """Initialises the kernel.
-
-        Args:
-          recipe: Rows of C⁻¹, and the number of rounds in a block.
-        """
         self._rows = recipe.rows
         self._block = recipe.rounds_at_once
         self._max_rounds = recipe.max_rounds
@@ -160,11 +145,6 @@ class TreeKernel(Kernel):
     """Kernel of tree aggregation, where the estimate of a node is its own draw."""
 
     def __init__(self, recipe: noise_recipe.TreeNoise):
-        """Initialises the kernel.
-
-        Args:
-          recipe: Number of levels.
-        """
         self.num_seeds = recipe.num_levels
 
     @override
@@ -188,11 +168,6 @@ class ReducedTreeKernel(Kernel):
     """Kernel of tree aggregation with variance reduction; it keeps one estimate for each level."""
 
     def __init__(self, recipe: noise_recipe.TreeNoise):
-        """Initialises the kernel.
-
-        Args:
-          recipe: Number of levels.
-        """
         self.num_buffers = recipe.num_levels
         self._own, self._left = (weights.astype(np.float32) for weights in recipe.bottom_up())
 
@@ -212,17 +187,7 @@ class ReducedTreeKernel(Kernel):
 
 @functools.singledispatch
 def build(recipe: noise_recipe.BlockRecipe) -> Kernel:
-    """Builds the kernel that runs a recipe.
-
-    Args:
-      recipe: Recipe of one block, without restarts.
-
-    Returns:
-      The kernel.
-
-    Raises:
-      ValueError: If `recipe` is not a recipe for one block.
-    """
+    """Builds the kernel that runs the recipe of one block, without restarts."""
     raise validation.UsageError(f"recipe must be a recipe for one block of rounds, got {recipe!r}.")
 
 

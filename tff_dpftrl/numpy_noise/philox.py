@@ -31,15 +31,7 @@ def derive(seed: Seed, index: int) -> Seed:
 
 
 def words(seed: Seed, size: int) -> np.ndarray:
-    """Draws independent uniform words.
-
-    Args:
-      seed: Seed that nothing else is derived from or drawn with.
-      size: Number of words.
-
-    Returns:
-      uint32 array of shape [size].
-    """
+    """Draws independent uniform uint32 words; nothing else may be drawn with the seed."""
     key, upper = _key_and_counter(seed)
     blocks = np.empty([-(-size // 4), 4], np.uint32)
     for start in range(0, len(blocks), _CHUNK):
@@ -50,14 +42,9 @@ def words(seed: Seed, size: int) -> np.ndarray:
 
 
 def normal(seed: Seed, size: int) -> np.ndarray:
-    """Draws independent standard Gaussians, as `private_round.gaussians.normal` does.
+    """Draws independent standard Gaussians, float32, as `private_round.gaussians.normal` does.
 
-    Args:
-      seed: Seed that nothing else is derived from or drawn with.
-      size: Number of draws.
-
-    Returns:
-      float32 array of shape [size].
+    Nothing else may be derived from or drawn with the seed.
     """
     pairs = (size + 1) // 2
     random = words(seed, 3 * pairs).reshape([3, pairs])
@@ -71,12 +58,8 @@ def normal(seed: Seed, size: int) -> np.ndarray:
 def gaussians_from_words(random: np.ndarray) -> np.ndarray:
     """Applies Box and Muller's transform as `private_round.gaussians` does, and says why.
 
-    Args:
-      random: Independent random bits, uint32, shape [3, n]: the sign and the upper bits
-        of u, its lower bits, and the angle.
-
-    Returns:
-      float32 array of shape [2, n].
+    `random` has independent uint32 bits, shape [3, n]: the sign and the upper bits of u, its lower
+    bits, and the angle. The Gaussians are float32, shape [2, n].
     """
     upper, lower, angle = random
     u = (upper & 0x7FFFFFFF).astype(np.float32) * np.float32(2.0**-32)
@@ -94,14 +77,9 @@ def _key_and_counter(seed: Seed) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def _block(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Any, Any, Any, Any]:
-    """Computes blocks of Philox-4x32-10.
+    """Computes blocks of Philox-4x32-10 from words below 2^32, the counter's lowest first.
 
-    Args:
-      counter: Four words below 2^32, the lowest first: integers or uint64 arrays.
-      key: Two words below 2^32.
-
-    Returns:
-      Four words below 2^32, of the type of the counter's.
+    The counter's words are integers or uint64 arrays.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key

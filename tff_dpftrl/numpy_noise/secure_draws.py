@@ -28,7 +28,6 @@ import functools
 import hashlib
 import hmac
 import os
-import secrets
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -56,28 +55,15 @@ _ERROR = 2.0**-48
 _LARGEST_SCALE = 2.0**16
 
 
-def seed_from_os() -> bytes:
-    """Reads a fresh root seed from the operating system."""
-    return secrets.token_bytes(SEED_BYTES)
-
-
 def seed_from_int(value: int) -> bytes:
     """Returns the root seed that is a given integer in [0, 2^256), lowest byte first; for tests."""
     return value.to_bytes(SEED_BYTES, "little")
 
 
 def key(seed: bytes, path: Sequence[int]) -> bytes:
-    """Derives the key of a draw.
+    """Derives the key of a draw, 32 bytes, from a root seed of 32 bytes.
 
-    Args:
-      seed: Root seed, 32 bytes.
-      path: Indices that lead to the draw, each in [-2^63, 2^63). Each path has a key of its own.
-
-    Returns:
-      32 bytes.
-
-    Raises:
-      ValueError: If the seed has another length.
+    Indices of `path` are in [-2^63, 2^63). Each path has a key of its own.
     """
     if len(seed) != SEED_BYTES:
         raise validation.UsageError(f"seed must have {SEED_BYTES} bytes, got {len(seed)}.")
@@ -86,16 +72,9 @@ def key(seed: bytes, path: Sequence[int]) -> bytes:
 
 
 def words(draw_key: bytes, part: int, first: int, size: int) -> np.ndarray:
-    """Reads words of a draw's keystream.
+    """Reads uint64 words of a draw's keystream, from index `first`, an even number, of a part.
 
-    Args:
-      draw_key: Key of the draw, 32 bytes.
-      part: Part of the keystream, in [0, 2^64): the upper half of the counter.
-      first: Index of the first word within the part, an even number.
-      size: Number of words.
-
-    Returns:
-      uint64 array of shape [size].
+    `part`, in [0, 2^64), is the upper half of the counter.
     """
     counter = (part << 64 | first // 2).to_bytes(16, "big")
     stream = _encryptor(draw_key, counter).update(bytes(8 * size))
@@ -103,20 +82,10 @@ def words(draw_key: bytes, part: int, first: int, size: int) -> np.ndarray:
 
 
 def normal(seed: bytes, path: Sequence[int], size: int, scale: float = 1.0) -> np.ndarray:
-    """Draws independent Gaussians, rounded to multiples of `STEP`.
+    """Draws independent Gaussians, float64, rounded to exact multiples of `STEP`.
 
-    Args:
-      seed: Root seed, 32 bytes.
-      path: Indices that lead to the draw.
-      size: Number of Gaussians.
-      scale: Standard deviation of the Gaussians before they are rounded, from -2^16 to 2^16: a
-        negative one mirrors them.
-
-    Returns:
-      float64 array of shape [size], of exact multiples of `STEP`.
-
-    Raises:
-      ValueError: If the scale is out of range.
+    `path` leads to the draw from the root seed of 32 bytes. `scale` is the standard deviation of
+    the Gaussians before they are rounded, from -2^16 to 2^16: a negative one mirrors them.
     """
     validation.number("scale", scale, at_least=-_LARGEST_SCALE, at_most=_LARGEST_SCALE)
     draw_key = key(seed, path)
@@ -144,12 +113,6 @@ def _fill(draw_key: bytes, start: int, scale: float, drawn: np.ndarray) -> None:
     more where R > 4.5. An error of 2⁻⁵⁰ t is at most 2⁻⁵¹ in half the angle, which errs by as much
     before; the quotients add 2⁻⁵¹. So cosine and sine err by 0.7 · 2⁻⁴⁸. Together with the last
     product, that is less than `_ERROR` times R + 1/(2R).
-
-    Args:
-      draw_key: Key of the draw.
-      start: Index of the first pair, an even number.
-      scale: Standard deviation of the Gaussians before they are rounded.
-      drawn: float64 array of shape [2, n] that is filled.
     """
     size = drawn.shape[1]
     radii = words(draw_key, _RADII, start, size)
@@ -213,16 +176,8 @@ def _decided_by_all_bits(
 def _box_muller(u: int, v: int, bits: int, index: int) -> decimal.Decimal:
     """Computes the Gaussian of two uniform numbers (u + 1/2) 2^-bits and (v + 1/2) 2^-bits.
 
-    It has all but two digits of the context's precision, which is at most 80.
-
-    Args:
-      u: Leading bits of the number that makes the radius.
-      v: Leading bits of the number that makes the angle, in turns.
-      bits: Number of bits.
-      index: 0 for the cosine of the angle, 1 for its sine.
-
-    Returns:
-      The Gaussian.
+    u makes the radius and v the angle, in turns; `index` is 0 for its cosine, 1 for its sine. The
+    result has all but two digits of the context's precision, which is at most 80.
     """
     turn = v * 8 + 4 - index * 2 ** (bits + 1)  # In 2^-(bits + 3); sin x = cos(x - π/2).
     if turn > 2 ** (bits + 2):

@@ -25,12 +25,7 @@ def largest_feasible_min_sep(num_clients: int, clients_per_round: int) -> int:
     "the maximum MinS is limited by the population size divided by the number of
     clients per round").
 
-    Args:
-      num_clients: Number of clients in the population.
-      clients_per_round: Number of clients in every round.
-
-    Returns:
-      `num_clients // clients_per_round`, a stride; 0 if one round needs more clients.
+    It is 0 if one round needs more clients than there are.
     """
     return num_clients // clients_per_round
 
@@ -38,13 +33,7 @@ def largest_feasible_min_sep(num_clients: int, clients_per_round: int) -> int:
 def implied_participations(num_clients: int, clients_per_round: int, num_rounds: int) -> int:
     """Computes the smallest possible `max_participations`: some client takes part this often.
 
-    Args:
-      num_clients: Number of clients in the population.
-      clients_per_round: Number of clients in every round.
-      num_rounds: Number of rounds.
-
-    Returns:
-      `num_rounds * clients_per_round / num_clients`, rounded up.
+    It is num_rounds * clients_per_round / num_clients, rounded up.
     """
     return -(-num_rounds * clients_per_round // num_clients)
 

@@ -1,8 +1,8 @@
 """SQLite file of the ledger: its tables, creation and connection.
 
-Rows of `rounds`, `asked`, `commits` and `dropped` are only ever added; triggers
-refuse anything else. `clients` beside them is an index: how often and when each
-client last took part, up to the last committed round.
+Rows of `rounds`, `asked`, `commits` and `dropped` are only ever added; triggers refuse anything
+else. `clients` is an index: how often and when each client last took part, up to the last committed
+round.
 """
 
 from __future__ import annotations
@@ -71,14 +71,7 @@ def create(
 ) -> None:
     """Writes an empty ledger; it appears at `path` complete or not at all.
 
-    Args:
-      path: Path of the new file.
-      declared: Participation schema that the run promises.
-      initial_checkpoint: Fingerprint of the state that round 0 continues from.
-      key_check: Hash of the ledger's key, `pseudonyms.Pseudonyms.check`.
-
-    Raises:
-      OSError: If the file cannot be written.
+    Round 0 continues from the state with fingerprint `initial_checkpoint`.
     """
     path = pathlib.Path(path)
     unfinished = path.with_name(path.name + ".unfinished")
@@ -117,17 +110,8 @@ def create(
 def connect(path: str | os.PathLike[str], *, exclusive: bool) -> sqlite3.Connection:
     """Opens a ledger and, if it was interrupted, rolls back the unfinished transaction.
 
-    Args:
-      path: Path of the ledger's file.
-      exclusive: Whether to lock out all other processes until the connection is closed or
-        the process ends.
-
-    Returns:
-      A connection in autocommit mode.
-
-    Raises:
-      ValueError: If there is no ledger at `path`, or another process has it open.
-      OSError: If the file cannot be used.
+    With `exclusive`, all other processes are locked out until the connection is closed or the
+    process ends. The connection is in autocommit mode.
     """
     if not pathlib.Path(path).is_file():
         raise validation.UsageError(
@@ -163,33 +147,14 @@ def connect(path: str | os.PathLike[str], *, exclusive: bool) -> sqlite3.Connect
 
 
 def has_rounds(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a round of a ledger has begun.
-
-    Args:
-      path: Path of the ledger's file.
-
-    Raises:
-      ValueError: If there is no ledger at `path`, or another process has it open.
-      OSError: If the file cannot be used.
-    """
+    """Returns whether a round of a ledger has begun."""
     with as_os_error(path), contextlib.closing(connect(path, exclusive=True)) as connection:
         return connection.execute("SELECT 1 FROM rounds LIMIT 1").fetchone() is not None
 
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection, path: str | os.PathLike[str]) -> Iterator[None]:
-    """Makes the changes of a block durable together, or undoes all of them.
-
-    Args:
-      connection: Connection to an open ledger.
-      path: Path of the ledger's file, for the message.
-
-    Yields:
-      Nothing.
-
-    Raises:
-      OSError: If the file cannot be written, for instance because the disk is full.
-    """
+    """Makes the changes of a block durable together, or undoes all of them."""
     with as_os_error(path):
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -212,17 +177,7 @@ def _configure(connection: sqlite3.Connection) -> None:
 
 @contextlib.contextmanager
 def as_os_error(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Converts errors of SQLite to an OSError with a message of one line.
-
-    Args:
-      path: Path of the ledger's file.
-
-    Yields:
-      Nothing.
-
-    Raises:
-      OSError: If SQLite raises an error within the block.
-    """
+    """Converts errors of SQLite to an OSError with a message of one line."""
     try:
         yield
     except (sqlite3.Error, UnicodeDecodeError) as error:  # Words of SQLite's that are no text.
@@ -230,15 +185,7 @@ def as_os_error(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def damaged(path: str | os.PathLike[str], reason: str) -> validation.UsageError:
-    """Builds the error for a ledger that does not hold what was written to it.
-
-    Args:
-      path: Path of the ledger's file.
-      reason: Damage, in a few words.
-
-    Returns:
-      The error to raise.
-    """
+    """Builds the error for a ledger that does not hold what was written to it."""
     return validation.UsageError(
         f"The ledger {path} is damaged: {_one_line(reason)}. Restore a backup."
     )

@@ -36,18 +36,10 @@ def check_position(
     last_checkpoint: str,
     checkpoint_round: int | None,
 ) -> None:
-    """Refuses to continue from any state but the one last committed.
+    """Refuses to continue from any state but the one last committed, or with another round.
 
-    Args:
-      round_index: Number of the round that would begin.
-      checkpoint: Fingerprint of the state that the round would continue from.
-      next_round: Number of the first round that is not committed.
-      last_checkpoint: Fingerprint of the state last committed.
-      checkpoint_round: Number of the round that continues from `checkpoint`; None if the
-        ledger does not know that checkpoint.
-
-    Raises:
-      ForkRefusal: If the state is rolled back or forked, or the round is not the next.
+    `checkpoint` is the fingerprint of the state that the round would continue from.
+    `checkpoint_round` is the round that continues from it; None if the ledger does not know it.
     """
     if checkpoint != last_checkpoint:
         if checkpoint_round is None:
@@ -69,16 +61,7 @@ def check_position(
 
 
 def check_replay(round_index: int, before: str, now: str) -> None:
-    """Refuses to repeat a round with another cohort.
-
-    Args:
-      round_index: Number of the round, begun before and not committed.
-      before: Hash of the cohort of the first attempt.
-      now: Hash of the cohort of this attempt.
-
-    Raises:
-      ReplayRefusal: If they differ.
-    """
+    """Refuses to repeat a round, begun and not committed, with a cohort of another hash."""
     if before != now:
         raise ReplayRefusal(
             f"Round {round_index} was begun before, and would be repeated with another cohort than "
@@ -88,15 +71,7 @@ def check_replay(round_index: int, before: str, now: str) -> None:
 
 
 def check_noise_state(round_index: int, earlier_round: int | None) -> None:
-    """Refuses a noise state that another round has gone on from.
-
-    Args:
-      round_index: Number of the round that would begin.
-      earlier_round: Number of the round that went on from this noise state; None if none did.
-
-    Raises:
-      ReplayRefusal: If there is such a round.
-    """
+    """Refuses a noise state that another round has gone on from."""
     if earlier_round is not None:
         raise ReplayRefusal(
             f"Round {round_index} would go on from the noise state of round {earlier_round}, and "
@@ -113,14 +88,8 @@ def check_schema(
 ) -> None:
     """Refuses a round that would break the declared schema.
 
-    Args:
-      round_index: Number of the round that would begin.
-      declared: Participation schema that the run promises.
-      participations: Number of earlier rounds of each client of the cohort, shape [cohort].
-      strides: Number of rounds since its last one, for each client that has an earlier one.
-
-    Raises:
-      SchemaRefusal: If the round would break it.
+    `participations` has the number of earlier rounds of each client of the cohort, and `strides`
+    the rounds since its last one, for each client that has an earlier one.
     """
     breaches = declared.breaches(
         num_rounds=round_index + 1,

@@ -24,48 +24,21 @@ class Pseudonyms:
     """Map from user ids to 16-byte BLAKE2b hashes under one secret key."""
 
     def __init__(self, key: bytes):
-        """Checks the length of the key.
-
-        Args:
-          key: Secret of 32 bytes from the operating system's CSPRNG.
-
-        Raises:
-          ValueError: If the key has another length.
-        """
+        """Checks the key: a secret of 32 bytes from the operating system's CSPRNG."""
         if len(key) != _KEY_BYTES:
             raise validation.UsageError(f"key must have {_KEY_BYTES} bytes, got {len(key)}.")
         self._key = key
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> Pseudonyms:
-        """Draws a key and makes it durable in a new file of mode 0600.
-
-        Args:
-          path: Path of the key file; an existing file is replaced.
-
-        Returns:
-          Pseudonyms under the new key.
-
-        Raises:
-          OSError: If the file cannot be written.
-        """
+        """Draws a key and makes it durable in a file of mode 0600, which it replaces."""
         key = secrets.token_bytes(_KEY_BYTES)
         durable_files.write(path, key, private=True)
         return cls(key)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Pseudonyms:
-        """Reads the key from a file that `create` wrote.
-
-        Args:
-          path: Path of the key file.
-
-        Returns:
-          Pseudonyms under that key.
-
-        Raises:
-          ValueError: If the file is missing or is not a key.
-        """
+        """Reads the key from a file that `create` wrote."""
         try:
             key = pathlib.Path(path).read_bytes()
         except FileNotFoundError:
@@ -85,17 +58,7 @@ class Pseudonyms:
         return hashlib.blake2b(b"", key=self._key, person=b"tff_dpftrl.check").hexdigest()
 
     def of(self, user_ids: Iterable[str]) -> list[bytes]:
-        """Computes the pseudonyms of user ids, in order.
-
-        Args:
-          user_ids: Ids of distinct users.
-
-        Returns:
-          Pseudonyms of 16 bytes each.
-
-        Raises:
-          ValueError: If an id is not a string, or appears twice.
-        """
+        """Computes the pseudonyms, 16 bytes each, of distinct user ids, in order."""
         hashes = []
         for user_id in user_ids:
             if not isinstance(user_id, str):

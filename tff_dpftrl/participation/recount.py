@@ -15,13 +15,10 @@ from tff_dpftrl.participation import schema as schema_lib
 
 @dataclasses.dataclass(frozen=True)
 class Recount:
-    """Declared and observed participation of a ledger.
+    """Declared and observed participation of a ledger, with the limits that are exceeded.
 
-    Attributes:
-      declared: Participation schema promised when the run began.
-      observed: Participation in all rounds begun, counted from the raw record.
-      committed_rounds: Number of rounds committed; at most one less than begun.
-      breaches: Limits of `declared` that `observed` exceeds; empty if it exceeds none.
+    `observed` covers all rounds begun, counted from the raw record; at most one of them is not
+    committed.
     """
 
     declared: schema_lib.MinSep
@@ -33,15 +30,7 @@ class Recount:
 def recount(path: str | os.PathLike[str]) -> Recount:
     """Counts participation from the raw record of a ledger that no process has open.
 
-    Args:
-      path: Path of the ledger's file. Its key is not needed.
-
-    Returns:
-      The declared and the observed participation.
-
-    Raises:
-      ValueError: If there is no ledger, it is in use, or its record is damaged.
-      OSError: If the file cannot be read.
+    Its key is not needed. A damaged record is refused.
     """
     with (
         ledger_file.as_os_error(path),
@@ -63,18 +52,10 @@ def recount(path: str | os.PathLike[str]) -> Recount:
 
 
 def states(path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Reads the fingerprints of the states that a run has gone through.
+    """Reads the fingerprints of the initial state and of those after each committed round.
 
-    Args:
-      path: Path of the ledger's file. Its key is not needed.
-
-    Returns:
-      That of the initial state, and that after each committed round. A copy of the run has the same
-      ones up to the round from which it was continued by itself.
-
-    Raises:
-      ValueError: If there is no ledger, it is in use, or its record is damaged.
-      OSError: If the file cannot be read.
+    A copy of the run has the same ones up to the round from which it was continued by itself. The
+    ledger's key is not needed; a damaged record is refused.
     """
     with (
         ledger_file.as_os_error(path),

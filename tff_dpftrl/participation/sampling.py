@@ -4,8 +4,7 @@ A description is what accounting, statement and a run's folder share; its `sampl
 cohorts. In all of them a client's rounds are drawn independently of all data. Sources:
 Choquette-Choo et al. 2023 (arXiv 2306.08153), section 4, for cyclic Poisson sampling; 2024
 (arXiv 2410.06266), section 2, for balls in bins; Dong et al. 2026 (arXiv 2602.09338) for
-b-min-sep; Feldman and Shenfeld 2025 (arXiv 2502.08202) for random allocation; Ganesh 2025
-(arXiv 2508.15089) for truncated Poisson sampling.
+b-min-sep.
 """
 
 from __future__ import annotations
@@ -282,104 +281,8 @@ class MinSepPoisson(Sampling):
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class RandomAllocation(Sampling):
-    """Each client draws a fixed number of its rounds, uniformly among all.
-
-    Attributes:
-      num_rounds: Number of rounds n.
-      rounds_per_client: Number k of rounds of each client, at most n.
-    """
-
-    kind = "allocation"
-
-    rounds_per_client: int
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.rounds_per_client > self.num_rounds:
-            raise validation.UsageError(
-                f"rounds_per_client={self.rounds_per_client} exceeds num_rounds="
-                f"{self.num_rounds}: lower it."
-            )
-
-    @property
-    @override
-    def share_per_round(self) -> float:
-        return self.rounds_per_client / self.num_rounds
-
-    @property
-    @override
-    def schema(self) -> schema_lib.MinSep:
-        return schema_lib.MinSep(self.num_rounds, 1, self.rounds_per_client)
-
-    @override
-    def sampler(self, num_clients: int, seed: int) -> secret_cohorts.RandomAllocationSampler:
-        return secret_cohorts.RandomAllocationSampler(
-            num_clients=num_clients,
-            rounds_per_client=self.rounds_per_client,
-            num_rounds=self.num_rounds,
-            seed=seed,
-        )
-
-    @override
-    def sentence(self, unit: str = "client", step: str = "round") -> str:
-        return (
-            f"Every {unit} is in {self.rounds_per_client} of the {self.num_rounds} {step}s, drawn "
-            "at random, in secret and independently of all else."
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class TruncatedPoisson(Sampling):
-    """Poisson sampling with a largest cohort: of a larger one, a random part is kept.
-
-    Attributes:
-      num_rounds: Number of rounds n.
-      sampling_probability: Probability q of a client in a round, before a cohort is truncated.
-      largest_cohort: Largest number of clients in a round.
-    """
-
-    kind = "truncated"
-
-    sampling_probability: float
-    largest_cohort: int
-
-    @property
-    @override
-    def share_per_round(self) -> float:
-        """Q, which is a little more than expected where cohorts are truncated."""
-        return self.sampling_probability
-
-    @property
-    @override
-    def schema(self) -> schema_lib.MinSep:
-        return schema_lib.MinSep.unrestricted(self.num_rounds)
-
-    @override
-    def sampler(self, num_clients: int, seed: int) -> secret_cohorts.TruncatedPoissonSampler:
-        return secret_cohorts.TruncatedPoissonSampler(
-            num_clients=num_clients,
-            sampling_probability=self.sampling_probability,
-            largest_cohort=self.largest_cohort,
-            num_rounds=self.num_rounds,
-            seed=seed,
-        )
-
-    @override
-    def sentence(self, unit: str = "client", step: str = "round") -> str:
-        return (
-            f"Every {unit} is in a {step} with probability "
-            f"{_rounded_up(self.sampling_probability)}, independently of all else; where that "
-            f"makes more than {self.largest_cohort} {unit}s, so many are kept at random."
-        )
-
-
 KINDS: Mapping[str, type[Sampling]] = types.MappingProxyType(
-    {
-        one.kind: one
-        for one in (CyclicPoisson, BallsInBins, MinSepPoisson, RandomAllocation, TruncatedPoisson)
-    }
+    {one.kind: one for one in (CyclicPoisson, BallsInBins, MinSepPoisson)}
 )
 """Classes of samplings, by the names that commands and folders call them by."""
 

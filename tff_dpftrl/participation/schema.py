@@ -16,13 +16,7 @@ from tff_dpftrl import validation
 
 
 class Breach(NamedTuple):
-    """Limit of a schema that participation exceeds.
-
-    Attributes:
-      limit: Name of the attribute of `MinSep` that is exceeded.
-      allowed: Value of that attribute.
-      observed: Number of rounds or participations, or stride, that exceeds it.
-    """
+    """Limit of a schema, an attribute of `MinSep`, that participation exceeds."""
 
     limit: str
     allowed: int

@@ -1,8 +1,7 @@
 """Samplers of secret cohorts, where each client's rounds are drawn independently of all others'.
 
 `sampling` describes them. Privacy rests on the seed's secrecy: take it from the operating system
-(`secrets.randbits(256)`) and publish neither it nor the cohorts. A cohort may be empty. Only
-`TruncatedPoissonSampler` looks at a cohort's size, and leaves clients out if it is too large.
+(`secrets.randbits(256)`) and publish neither it nor the cohorts. A cohort may be empty.
 """
 
 from __future__ import annotations
@@ -164,101 +163,3 @@ class MinSepPoissonSampler(_PartOfPoisson):
         uniform = self._uniform_numbers(self.num_clients, 0)
         wait = np.floor(uniform / share).astype(np.int64) + 1
         return np.where(wait < self.min_sep, wait, 0)
-
-
-class RandomAllocationSampler(cohorts.CohortSampler):
-    """Sampler in which each client draws its `rounds_per_client` rounds among all, uniformly."""
-
-    def __init__(self, *, num_clients: int, rounds_per_client: int, num_rounds: int, seed: int):
-        """Draws the rounds of each client.
-
-        Args:
-          num_clients: Number of clients in the population.
-          rounds_per_client: Number of rounds of each client, at most num_rounds.
-          num_rounds: Number of rounds.
-          seed: Non-negative integer, secret, of at least 128 random bits.
-
-        Raises:
-          ValueError: If an argument is out of range.
-        """
-        super().__init__(
-            num_clients=num_clients, num_rounds=num_rounds, clients_per_round=None, seed=seed
-        )
-        self.rounds_per_client = validation.integer(
-            "rounds_per_client", rounds_per_client, minimum=1
-        )
-        if self.rounds_per_client > self.num_rounds:
-            raise validation.UsageError(
-                f"rounds_per_client={rounds_per_client} exceeds num_rounds={num_rounds}: lower it."
-            )
-        # Floyd's algorithm, for all clients at once.
-        rounds = np.empty((self.num_clients, self.rounds_per_client), np.int64)
-        for column in range(self.rounds_per_client):
-            newest = self.num_rounds - self.rounds_per_client + column
-            words = self._random_words(self.num_clients, column)
-            drawn = (words % np.uint64(newest + 1)).astype(np.int64)
-            is_taken = (rounds[:, :column] == drawn[:, None]).any(axis=1)
-            rounds[:, column] = np.where(is_taken, newest, drawn)
-        order = np.argsort(rounds, axis=None, kind="stable")
-        self._clients = order // self.rounds_per_client
-        self._starts = np.searchsorted(rounds.ravel()[order], np.arange(self.num_rounds + 1))
-
-    @property
-    @override
-    def schema(self) -> schema_lib.MinSep:
-        """Any `rounds_per_client` rounds."""
-        return schema_lib.MinSep(self.num_rounds, 1, self.rounds_per_client)
-
-    @override
-    def cohort(self, round_index: int) -> np.ndarray:
-        """Returns the clients of one round, any number of them, in increasing order."""
-        first, end = self._starts[self._checked_round(round_index) :][:2]
-        return self._clients[first:end].copy()
-
-
-class TruncatedPoissonSampler(_PartOfPoisson):
-    """Poisson sampler that keeps a uniformly random part of a cohort that is too large."""
-
-    def __init__(
-        self,
-        *,
-        num_clients: int,
-        sampling_probability: float,
-        largest_cohort: int,
-        num_rounds: int,
-        seed: int,
-    ):
-        """Checks the arguments.
-
-        Args:
-          num_clients: Number of clients in the population.
-          sampling_probability: Probability q of a client, before a cohort is truncated, in (0, 1].
-          largest_cohort: Largest number of clients in a round.
-          num_rounds: Number of rounds.
-          seed: Non-negative integer, secret, of at least 128 random bits.
-
-        Raises:
-          ValueError: If an argument is out of range.
-        """
-        super().__init__(
-            num_clients=num_clients,
-            sampling_probability=sampling_probability,
-            num_rounds=num_rounds,
-            seed=seed,
-        )
-        self.largest_cohort = validation.integer("largest_cohort", largest_cohort, minimum=1)
-
-    @property
-    @override
-    def schema(self) -> schema_lib.MinSep:
-        """Schema without restrictions: a client may take part in every round."""
-        return schema_lib.MinSep.unrestricted(self.num_rounds)
-
-    @override
-    def cohort(self, round_index: int) -> np.ndarray:
-        """Returns the clients of one round, at most `largest_cohort`, in increasing order."""
-        sampled = self._poisson.cohort(round_index)
-        if len(sampled) <= self.largest_cohort:
-            return sampled
-        order = np.argsort(self._random_words(len(sampled), round_index), kind="stable")
-        return sampled[np.sort(order[: self.largest_cohort])]

@@ -119,12 +119,7 @@ class TimerModel:
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """Result of a simulated run.
-
-    Attributes:
-      end_hours: Hour at which each round ended, shape [num_rounds].
-      observed: Participation over all rounds.
-    """
+    """Hours at which the rounds of a simulated run ended, and its observed participation."""
 
     end_hours: np.ndarray
     observed: observed.ObservedParticipation
@@ -138,14 +133,7 @@ class Simulation:
 def simulate(model: TimerModel, num_rounds: int, seed: int) -> Simulation:
     """Simulates a run and observes its participation.
 
-    Args:
-      model: Model of the population and its timer.
-      num_rounds: Number of rounds, at least 1.
-      seed: Seed of the simulation, a non-negative integer.
-
-    Returns:
-      The ends of the rounds and the observed participation. Time and memory are linear in
-      `num_clients + num_rounds * clients_per_round`.
+    Time and memory are linear in `num_clients + num_rounds * clients_per_round`.
     """
     counter = observed.ParticipationCounter(model.num_clients)
     end_hours = np.empty(num_rounds)

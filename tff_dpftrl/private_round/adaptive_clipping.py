@@ -103,13 +103,10 @@ DEFAULT_CLIPPING = AdaptiveClipping()
 
 
 class ClipState(NamedTuple):
-    """Clip norms between rounds. They are released, and so not secret.
+    """Clip norms between rounds, float32 scalars. They are released, and so not secret.
 
-    Attributes:
-      active: float32 scalar, the norm that the next round clips to.
-      estimate: float32 scalar, the estimated quantile of the clients' norms.
-      excess: float32 scalar, the sum of (noised unclipped fraction - target) over the
-        rounds so far, from which the estimate is computed.
+    The next round clips to `active`. `estimate` is that of the quantile of the clients' norms,
+    computed from `excess`, the sum of (noised unclipped fraction - target) over the rounds so far.
     """
 
     active: Any
@@ -120,12 +117,8 @@ class ClipState(NamedTuple):
 class AdaptiveClipState(NamedTuple):
     """State between rounds, complete for resuming after a crash. Secret, but for `clip`.
 
-    Attributes:
-      round_index: int64 scalar, the index of the next round.
-      seed: int64 tensor, the seed of `noise_stream.NoiseStream.initial_seed`.
-      buffer: Past noise on the updates, from `noise_stream.NoiseStream`.
-      count_buffer: Past noise on the counts, from `noise_stream.NoiseStream`.
-      clip: Clip norms, a `ClipState`.
+    `round_index` is that of the next round. The buffers have past noise on the updates and on the
+    counts, from `noise_stream.NoiseStream`, as does the seed.
     """
 
     round_index: Any
@@ -136,13 +129,10 @@ class AdaptiveClipState(NamedTuple):
 
 
 class CountedContribution(NamedTuple):
-    """Contribution of one client to the sums, or the sums themselves.
+    """Contribution of one client to the sums, or the sums themselves, in float64.
 
-    Attributes:
-      update: Clipped update, a list of float64 tensors. If it is to be encoded, it is
-        divided by the active clip norm.
-      bit: float64 scalar: 1/2 if the norm is at most the estimate, -1/2 if it is
-        above, 0 if the norm is 0 or not finite.
+    The update is clipped and, if it is to be encoded, divided by the active clip norm. The bit is
+    1/2 if the norm is at most the estimate, -1/2 if it is above, 0 if the norm is 0 or not finite.
     """
 
     update: Any
@@ -152,25 +142,17 @@ class CountedContribution(NamedTuple):
 class AdaptiveClipRound(interface.PrivateRound):
     """Mechanism of DP-FTRL with an estimated clip norm and restarts.
 
-    A client moves a round's average by at most clip_norm · unit_inflation /
-    clients_per_round and the unclipped fraction by at most 1 / (2 clients_per_round),
-    whatever it sends, for up to `summation.MAX_CLIENTS` clients in a round. Clients
-    missing to `clients_per_round` count as half unclipped.
+    A client moves a round's average by at most clip_norm · unit_inflation / clients_per_round and
+    the unclipped fraction by at most 1 / (2 clients_per_round), whatever it sends, for up to
+    `summation.MAX_CLIENTS` clients in a round. Clients missing to `clients_per_round` count as half
+    unclipped.
 
-    Attributes:
-      strategy: Strategy C of both streams, with its restarts.
-      clipping: Settings of the estimation of the clip norm.
-      noise_multiplier: Noise multiplier z of both streams together, the one to account for.
-      update_noise_multiplier: Noise multiplier z_Δ of the updates alone.
-      clipped_count_stddev: Standard deviation σ_b of the noise on the counts.
-      clients_per_round: Fixed denominator of both noised sums.
-      unit_inflation: Factor by which encoding may lengthen a contribution; None if
-        the updates are summed as they are clipped.
-      deterministic_seed: Seed given by the caller, with which the run is not private; None
-        for a private run.
-      noise_parties: Number of parties that have each added the whole noise to both sums: with any,
-        `release` adds none, and the state has no secret.
-      secure_noise: Whether the noise is of a cryptographic generator, on a grid.
+    Account for `noise_multiplier`, z of both streams together. It is split into z_Δ,
+    `update_noise_multiplier`, and σ_b, `clipped_count_stddev`. `unit_inflation` is the factor by
+    which encoding may lengthen a contribution; None if the updates are summed as they are clipped.
+    With a `deterministic_seed` the run is not private. With any `noise_parties`, each has added the
+    whole noise to both sums: `release` adds none, and the state has no secret. With `secure_noise`,
+    the noise is of a cryptographic generator, on a grid.
     """
 
     contribution_type = CountedContribution

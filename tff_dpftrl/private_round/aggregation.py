@@ -33,9 +33,7 @@ Parts = collections.OrderedDict
 class Aggregation:
     """Aggregation of updates by a private round.
 
-    Attributes:
-      private_round: The mechanism, with its strategy, noise multiplier and clipping.
-      vector_sum: Secure sum of the clipped updates; None if they are summed in the clear.
+    `vector_sum` is the secure sum of the clipped updates; None if they are summed in the clear.
     """
 
     def __init__(
@@ -58,7 +56,7 @@ class Aggregation:
                 "sums, and vector_sum is None: nobody would add any. Give vector_sum."
             )
         if vector_sum is not None:
-            covered = _covered_norm(private_round, vector_sum)
+            covered = _covered_norm(private_round)
             if covered is None or not vector_sum.contribution_norm <= covered:
                 raise validation.UsageError(
                     "private_round must have noise for a contribution of norm "
@@ -152,10 +150,8 @@ class Aggregation:
         return self.private_round.state_type(*state[:-1])
 
 
-def _covered_norm(
-    private_round: interface.PrivateRound, vector_sum: secure_sums.VectorSum
-) -> float | None:
-    """Returns the norm of a contribution to `vector_sum` that the noise of a round covers."""
+def _covered_norm(private_round: interface.PrivateRound) -> float | None:
+    """Returns the norm of a contribution to a secure sum that the noise of a round covers."""
     for name in ("encoded_norm", "unit_inflation"):
         if hasattr(private_round, name):
             return getattr(private_round, name)

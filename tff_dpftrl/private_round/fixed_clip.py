@@ -25,10 +25,8 @@ UPDATE_STREAM = 0
 class FixedClipState(NamedTuple):
     """State between rounds, complete for resuming after a crash. Secret.
 
-    Attributes:
-      round_index: int64 scalar, the index of the next round.
-      seed: int64 tensor, the seed of `noise_stream.NoiseStream.initial_seed`.
-      buffer: Past noise, from `noise_stream.NoiseStream`; () for many strategies.
+    `round_index` is that of the next round. Seed and buffer, past noise, are from
+    `noise_stream.NoiseStream`; the buffer is () for many strategies.
     """
 
     round_index: Any
@@ -39,20 +37,13 @@ class FixedClipState(NamedTuple):
 class FixedClipRound(interface.PrivateRound):
     """Mechanism of DP-FTRL with one clip norm for all rounds.
 
-    A client moves a round's average by at most encoded_norm / clients_per_round,
-    whatever it sends, for up to `summation.MAX_CLIENTS` clients in a round.
+    A client moves a round's average by at most encoded_norm / clients_per_round, whatever it sends,
+    for up to `summation.MAX_CLIENTS` clients in a round. `encoded_norm` is the L2 norm of its
+    contribution, and `noise_multiplier` the standard deviation of z per unit of it.
 
-    Attributes:
-      strategy: Strategy C that correlates the noise of different rounds.
-      noise_multiplier: Standard deviation of z per unit of `encoded_norm`.
-      clipping: Clipping of the updates.
-      encoded_norm: L2 norm of one client's contribution, by which the noise is scaled.
-      clients_per_round: Fixed denominator of the noised sum.
-      deterministic_seed: Seed given by the caller, with which the run is not private; None
-        for a private run.
-      noise_parties: Number of parties that have each added the whole noise to the sums: with any,
-        `release` adds none, and the state has no secret.
-      secure_noise: Whether the noise is of a cryptographic generator, on a grid.
+    With a `deterministic_seed` the run is not private. With any `noise_parties`, each has added the
+    whole noise to the sums: `release` adds none, and the state has no secret. With `secure_noise`,
+    the noise is of a cryptographic generator, on a grid.
     """
 
     state_type = FixedClipState

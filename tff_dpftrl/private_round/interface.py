@@ -28,11 +28,7 @@ _DATA = (bool, int, float, str, bytes, np.generic, np.ndarray, np.dtype, tf.Tens
 
 
 class Contribution(NamedTuple):
-    """Contribution of one client to the sums, or the sums themselves.
-
-    Attributes:
-      update: Clipped update, a list of float64 tensors.
-    """
+    """Contribution of one client to the sums, clipped, or the sums themselves, in float64."""
 
     update: Any
 

@@ -57,9 +57,6 @@ class NoiseStream:
     √(coordinates · rounds) steps at most, times the norm of C: 6·10⁻⁴ standard deviations for 4
     million coordinates, 2,000 rounds and a BLT of stride 400, whose norm is 29. It leaves no gaps:
     each round has a draw that no earlier round used, rounded to the grid by itself.
-
-    Attributes:
-      starts: First rounds of the blocks; (0,) without restarts.
     """
 
     def __init__(

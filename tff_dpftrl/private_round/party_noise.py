@@ -47,12 +47,7 @@ State: TypeAlias = fixed_clip.FixedClipState | adaptive_clipping.AdaptiveClipSta
 
 
 class PartyNoise:
-    """Noise of all rounds of one task.
-
-    Attributes:
-      encoding: Grid of the secure sum.
-      is_reduced_tree: Whether it is that of a tree with variance reduction.
-    """
+    """Noise of all rounds of one task, on the grid of its secure sum."""
 
     def __init__(
         self,

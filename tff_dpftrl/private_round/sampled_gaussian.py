@@ -21,23 +21,16 @@ _NOISE_STREAM = 0
 
 
 class SampledGaussianState(NamedTuple):
-    """State between rounds. It is secret: the seed reveals the noise.
-
-    Attributes:
-      round_index: int64 scalar, the index of the next round.
-      seed: int64 tensor of shape [2] ([4] for secure noise), the root seed of the run's noise.
-    """
+    """State between rounds: index of the next one, and root seed of the run's noise. Secret."""
 
     round_index: Any
     seed: Any
 
 
 class WeightedContribution(NamedTuple):
-    """Contribution of one client to the sums, or the sums themselves.
+    """Contribution of one client to the sums, or the sums themselves, in float64.
 
-    Attributes:
-      update: Clipped update times the weight, a list of float64 tensors.
-      weight: Weight of the client, a float64 scalar in [0, 1].
+    The clipped update is multiplied by the client's weight in [0, 1].
     """
 
     update: Any
@@ -47,22 +40,16 @@ class WeightedContribution(NamedTuple):
 class SampledGaussianRound(interface.PrivateRound):
     """Mechanism of DP-FedAvg: the noised average update of Poisson-sampled clients.
 
-    A client with update Δ_k and weight n_k (a number of examples) contributes
-    w_k clip(Δ_k) with w_k = min(n_k / weight_cap, 1), or nothing if n_k is not
-    positive. The estimator divides the sum, and Gaussian noise of standard deviation
-    noise_multiplier · clip norm · `estimator.unit_sensitivity` is added, once.
+    A client with update Δ_k and weight n_k (a number of examples) contributes w_k clip(Δ_k) with
+    w_k = min(n_k / weight_cap, 1), or nothing if n_k is not positive. The estimator divides the
+    sum, and Gaussian noise of standard deviation noise_multiplier · clip
+    norm · `estimator.unit_sensitivity` is added, once.
 
-    An update whose norm is not finite, or above 1.8e19, counts as absent: zero update, zero
-    weight. An empty cohort gives noise only.
+    An update whose norm is not finite, or above 1.8e19, counts as absent: zero update, zero weight.
+    An empty cohort gives noise only.
 
-    Attributes:
-      clipping: Clipping of each update.
-      noise_multiplier: Standard deviation z of the noise per unit of sensitivity.
-      estimator: Rule for the divisor of the sum.
-      weight_cap: Number ŵ of examples from which on a client has weight 1.
-      deterministic_seed: Seed given by the caller, with which the run is not private; None
-        for a private run.
-      secure_noise: Whether the noise is of a cryptographic generator, on a grid.
+    With a `deterministic_seed` the run is not private. With `secure_noise`, the noise is of a
+    cryptographic generator, on a grid.
     """
 
     contribution_type = WeightedContribution

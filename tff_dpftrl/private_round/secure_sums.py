@@ -33,10 +33,7 @@ COUNT_MODULUS = 2**31 - 1
 class SecAggSumState(NamedTuple):
     """State of the sum between rounds. Public: every client receives it.
 
-    Attributes:
-      round_index: int64 scalar, the index of the next round.
-      rotation_seed: Seed of every round's rotation, int64 tensor of shape [2], unrelated
-        to the seed of the noise.
+    The seed of every round's rotation is unrelated to the seed of the noise.
     """
 
     round_index: Any
@@ -48,22 +45,15 @@ class VectorSum:
     """Sum of the updates, each clipped to `clip_norm`, up to rounding.
 
     The rounding has a stddev of at most `encoding.rounding_stddev_bound` per coordinate. Updates
-    are clipped here even if the caller has clipped them by other rules before.
+    are clipped here even if the caller has clipped them by other rules before. They have
+    `encoding.dim` numbers in total.
 
-    Clients compute in float32. The sum is exact, and decoded in float64. In float32 it would have
-    a rounding that the noise does not cover.
+    Clients compute in float32. The sum is exact, and decoded in float64. In float32 it would have a
+    rounding that the noise does not cover.
 
     Any number of clients from 0 to `encoding.max_clients` is summed exactly as sent.
-
-    Attributes:
-      encoding: Grid of the encoded updates, which have `encoding.dim` numbers in total.
-      clip_norm: L2 norm C that each update is clipped to before rounding.
-      rotation_seed: Public seed of the rotations, an integer in [0, 2^128); from the operating
-        system if None. A given seed does not harm privacy, only the independence of the updates
-        and the rotation.
-
-    Raises:
-      ValueError: If an attribute is out of range.
+    `rotation_seed` is public, from the operating system if None. A given seed does not harm
+    privacy, only the independence of the updates and the rotation.
     """
 
     encoding: grid.GridEncoding
@@ -137,11 +127,9 @@ class VectorSum:
 class HalfBitSum:
     """Exact sum of float32 scalars in {-1/2, 0, 1/2}.
 
-    These are the shifted bits of adaptive clipping, 0 for a client that has none.
-    Other values are rounded to the nearest of the three, NaN to 0.
-
-    Attributes:
-      has_noise: Whether noise is added within the sum, which may carry it below zero.
+    These are the shifted bits of adaptive clipping, 0 for a client that has none. Other values are
+    rounded to the nearest of the three, NaN to 0. With `has_noise`, noise is added within the sum,
+    which may carry it below zero.
     """
 
     has_noise: bool = False

@@ -3,7 +3,8 @@
 A round's noise is a function of the seed that its execution drew, and of stream, block, tensor and
 draw index. Every arrow of that path is one call of `derive`: two draws share a seed only by a
 chance of about 2⁻¹²⁸. A round that is executed again, from a backup or in a second copy of a
-run, draws another seed. So what two executions publish never differs by less than their noise.
+run, draws another seed. So what two executions publish differs at least by the round's new draw,
+twice. A tree with variance reduction has new draws of a weight of 0.577 to 1.
 
 `tf.random.*` without a seed starts from 32 bits of entropy, which can be
 searched exhaustively by a reader of one noisy round. A seed is therefore

@@ -60,7 +60,6 @@ class Comparison:
     def facts(self) -> dict[str, list[str]]:
         """Returns promise, participation, accuracy and loss, one text for each run."""
         stated = self.statements
-        keyboards = [run.keyboard.get("model", {}) for run in self.runs]
         cached = f"top-1 accuracy{results_lib.WITH_EARLIER_TEXT}, held-out users"
         name = results_lib.MODEL_WITH_EARLIER_TEXT
         seen = "on record or reported by devices"
@@ -84,13 +83,6 @@ class Comparison:
             "best top-1 accuracy of the run": [_best(run) for run in self.runs],
             **({cached: with_cache} if set(with_cache) != {_NONE} else {}),
             f"loss, {held_out}": [_last(run, results_lib.LOSS) for run in self.runs],
-            **{
-                f"{name}, held-out users": [
-                    f"{one[name]:.1%}" if name in one else _NONE for one in keyboards
-                ]
-                for name in results_lib.KEYBOARD_METRICS
-                if any(name in one for one in keyboards)
-            },
         }
 
     def accuracies(self) -> list[list[str]]:

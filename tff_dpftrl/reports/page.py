@@ -373,21 +373,6 @@ def _measured(found: results_lib.Results) -> str:
                 f"{found.held_out.capitalize()}, after {unit} {last.get('round', 0):g}",
             )
         )
-    if found.keyboard:
-        rows = [
-            [
-                markup.text(name),
-                *(f"{one[m]:.1%}" if m in one else "–" for m in results_lib.KEYBOARD_METRICS),
-            ]
-            for name, one in found.keyboard.items()
-        ]
-        meanings = "; ".join(
-            f"{name}: {what}" for name, what in results_lib.KEYBOARD_METRICS.items()
-        )
-        parts.append(
-            markup.table(["", *results_lib.KEYBOARD_METRICS], rows, "As suggestions of a keyboard")
-        )
-        parts.append(markup.element("p", markup.text(f"{meanings}."), class_="muted"))
     if found.evaluations or found.cells:
         parts.append(markup.element("p", markup.text(HELD_OUT), class_="muted"))
     has_ngrams = found.is_of_words and found.kind not in ("pretraining", "task")

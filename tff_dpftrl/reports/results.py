@@ -22,14 +22,6 @@ from tff_dpftrl.reports import files
 ACCURACY = "eval_top1_in_vocab"
 LOSS = "eval_loss"
 Row = Mapping[str, float]
-KEYBOARD_METRICS = {
-    "picked_at_3": "share of the words after another word that are among three suggestions",
-    "triggered": "share of words with an inline suggestion, at the threshold where half of these "
-    "are right",
-    "decoder": "share of words that a decoder of noisy taps gets right on its own",
-    "rescored": "the same with the model's probabilities",
-}
-"""The metrics of `models.keyboard` that tables show, and their meaning."""
 
 # The columns of `metrics.csv` that are no figures of the training users, under one name each.
 _PUBLIC = {
@@ -75,8 +67,6 @@ class Results:
         and "top1" of the training cohorts.
       baselines: Top-1 accuracies of simpler models on the same held-out users, by name; and
         that of the run's own model with a cache, if it was measured.
-      keyboard: `KEYBOARD_METRICS` on the same held-out users after the last round, by name: of
-        "model", and if `is_private` of n-grams. A metric that is not known is left out.
       settings: Rows of the settings of a sweep, as written.
       cells: Metrics of each run of a sweep that has some, by its name.
       audit: What a recount has reported in the folder; None if there is no such report.
@@ -93,7 +83,6 @@ class Results:
     versions: Mapping[str, Any]
     rows: Sequence[Row]
     baselines: Mapping[str, float]
-    keyboard: Mapping[str, Row]
     settings: Sequence[Mapping[str, str]]
     cells: Mapping[str, Sequence[Row]]
     audit: Mapping[str, Any] | None
@@ -210,7 +199,6 @@ def read(folder: pathlib.Path, *, private: bool = False) -> Results:
         rows=rows,
         baselines=_baselines(folder, facts, private)
         | with_earlier_text(held_out, MODEL_WITH_EARLIER_TEXT),
-        keyboard=_keyboard(folder, private, held_out),
         settings=_settings(folder, sweep, private) if kind == "sweep" else (),
         cells=_cells(folder, private) if kind == "sweep" else {},
         audit=_object(folder, "audit.json") or None,
@@ -314,20 +302,6 @@ def with_earlier_text(held_out: Mapping[str, Any], name: str) -> dict[str, float
     """Reads a run's accuracy with a cache of each user's earlier text, on all words."""
     every = _mapping(_mapping(held_out, "earlier_text"), "all")
     return _numbers({name: every.get("model_and_cache", "")})
-
-
-def _keyboard(folder: pathlib.Path, private: bool, held_out: Mapping[str, Any]) -> dict[str, Row]:
-    if not held_out:
-        return {}
-    measured = {"model": _mapping(held_out, "keyboard")}
-    if private:
-        ngrams = _object(folder, "private/keyboard_baselines.json")
-        measured |= {name: _mapping(ngrams, name) for name in ngrams}
-    shown = {
-        name: _numbers({metric: one[metric] for metric in KEYBOARD_METRICS if metric in one})
-        for name, one in measured.items()
-    }
-    return {name: one for name, one in shown.items() if one}
 
 
 def protects_held_out(sweep: Mapping[str, Any]) -> bool:

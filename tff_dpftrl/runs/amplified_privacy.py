@@ -54,9 +54,7 @@ CHOSEN = "bandtoep"
 class Pool:
     """Examples of all clients, each sampled and clipped by itself at its client's turn.
 
-    Attributes:
-      size: Number of examples.
-      of_client: Largest number of examples of one client.
+    `of_client` is the largest number of examples of one client.
     """
 
     size: int
@@ -415,9 +413,7 @@ class AmplifiedPlan(privacy.FederatedPlan):
     """Plan of a run with correlated noise whose samples are secret.
 
     Attributes:
-      sampling: Sampling of the cohorts.
       wanted_sampling: Sampling of the run that was asked for: the simulated one, if there is one.
-      strategy: Strategy matrix of the noise.
       pool: Examples that are sampled at their clients' turns; None if clients are.
       workload: Workload that the strategy was optimised for; None for the prefix sums.
     """
@@ -478,11 +474,7 @@ class AmplifiedPlan(privacy.FederatedPlan):
 
     @property
     def cyclic(self) -> sampling_lib.CyclicPoisson:
-        """The sampling, where it is cyclic: with a pool it is.
-
-        Raises:
-          ValueError: If it is another one.
-        """
+        """The sampling, where it is cyclic: with a pool it is. Another one is refused."""
         if not isinstance(self.sampling, sampling_lib.CyclicPoisson):
             raise validation.UsageError(f"The sampling is {self.sampling.kind!r}, not cyclic.")
         return self.sampling

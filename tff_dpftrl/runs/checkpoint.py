@@ -15,7 +15,7 @@ import json
 import os
 import pathlib
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any, BinaryIO
 
@@ -35,12 +35,10 @@ class CheckpointError(validation.UsageError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Snapshot:
-    """A state taken apart into its tensors, each of which is hashed only once.
+    """State taken apart into its tensors, each of which is hashed only once; they are not copied.
 
-    Attributes:
-      paths: Path of each tensor in the state, like "aggregator/noise/0".
-      tensors: The tensors, in the same order; not copied.
-      known_digests: Digests of the tensors, if they were hashed already.
+    Paths are like "aggregator/noise/0"; tensors have their order. `known_digests` has those of
+    tensors that were hashed already.
     """
 
     paths: tuple[str, ...]
@@ -81,29 +79,18 @@ class Snapshot:
     def fingerprint(self, *, part: str = "", binding: str = "") -> str:
         """Computes the BLAKE2b digest (hex, 32 characters) of the state.
 
-        Args:
-          part: Name of the part that is covered, like "aggregator"; all parts if empty.
-          binding: Text that is covered besides, like the digest of a manifest.
-
-        Returns:
-          The digest; it depends on values, types, shapes and order of the tensors.
+        It depends on values, types, shapes and order of the tensors. `part` names the part that is
+        covered, like "aggregator"; all parts if empty. `binding` is text that is covered besides,
+        like the digest of a manifest.
         """
         digests = zip(self.paths, self._digests, strict=True)
         return _fingerprint((digest for path, digest in digests if _is_within(path, part)), binding)
 
     def in_structure_of(self, template: Any, *, by_name: bool = False) -> Any:
-        """Puts the tensors together again.
+        """Puts the tensors together again, in the structure of another state (`template`).
 
-        Args:
-          template: A state of the same structure, as from `process.initialize()`.
-          by_name: Whether the paths of the tensors have to be the same, too; other versions of
-            TFF may have other names.
-
-        Returns:
-          The state, in the structure of `template`.
-
-        Raises:
-          CheckpointError: If `template` has tensors of other shapes or types.
+        Tensors of other shapes or types are refused. `by_name` also refuses other paths; other
+        versions of TFF may have other names.
         """
         pairs = itertools.zip_longest(self._shapes(), Snapshot.of(template)._shapes())
         for saved, expected in pairs:
@@ -159,34 +146,25 @@ class CheckpointFolder:
     state, which is what the ledger commits to.
     """
 
-    def __init__(self, folder: pathlib.Path, *, binding: str = ""):
-        """Names the folder; nothing is read or written.
+    def __init__(self, folder: pathlib.Path, *, binding: str = "", older: Sequence[str] = ()):
+        """Names the folder, which is made when the first checkpoint is saved.
 
-        Args:
-          folder: Folder of the checkpoints; made when the first one is saved.
-          binding: Text that every fingerprint covers besides the state, like the digest of
-            the run's manifest. With another one no checkpoint can be read.
+        `binding` is text that every fingerprint covers besides the state, like the digest of the
+        run's manifest. With another one no checkpoint can be read, except with one of `older`:
+        the bindings of runs of earlier versions, which keep theirs.
         """
         self.folder = folder
         self._binding = binding
+        self._older = tuple(older)
 
     def _path(self, rounds_done: int, fingerprint: str) -> pathlib.Path:
         return self.folder / f"round_{rounds_done:08d}_{fingerprint}.npz"
 
     def save(self, rounds_done: int, snapshot: Snapshot, saved: Mapping[str, Any]) -> str:
-        """Writes a checkpoint, atomically, beside those that are there.
+        """Writes a checkpoint, atomically, and returns its fingerprint; older checkpoints stay.
 
-        Args:
-          rounds_done: Number of rounds that the state has seen.
-          snapshot: State of the run.
-          saved: Values to keep with the state, like the metrics of the last round;
-            JSON-compatible.
-
-        Returns:
-          The fingerprint of the state.
-
-        Raises:
-          OSError: If it cannot be written; the older checkpoints are untouched.
+        `saved` has JSON-compatible values to keep with the state, like the metrics of the last
+        round.
         """
         self.folder.mkdir(mode=0o700, exist_ok=True)
         # Hashed while it is written: the name is needed last of all.
@@ -201,12 +179,7 @@ class CheckpointFolder:
         return fingerprint.result()
 
     def keep_only(self, rounds_done: int, fingerprint: str) -> None:
-        """Removes all checkpoints but one; call it when the ledger has committed to that.
-
-        Args:
-          rounds_done: Number of rounds that the state to keep has seen.
-          fingerprint: Fingerprint of that state, as `save` returned it.
-        """
+        """Removes all checkpoints but one; call it when the ledger has committed to that."""
         kept = self._path(rounds_done, fingerprint)
         for path in self.folder.glob("round_*.npz"):
             if path != kept:
@@ -218,20 +191,11 @@ class CheckpointFolder:
         fingerprint: str,
         is_wanted: Callable[[str], bool] = lambda path: True,
     ) -> tuple[Snapshot, dict[str, Any]]:
-        """Reads a checkpoint and verifies all of it against its fingerprint.
+        """Reads a checkpoint and the values kept with it; verifies all of it by its fingerprint.
 
-        Args:
-          rounds_done: Number of rounds that the state has seen.
-          fingerprint: Fingerprint of the state, as `save` returned it.
-          is_wanted: Function from the path of a tensor to whether it is returned. The others are
-            in memory one at a time.
-
-        Returns:
-          The state, or the wanted part of it, and the values that were kept with it.
-
-        Raises:
-          CheckpointError: If the file is missing or damaged, or belongs to a run with
-            another binding.
+        `is_wanted` says which tensors are returned, by path. The others are in memory one at a
+        time. A file that is missing, damaged, or of a run with another binding raises
+        CheckpointError.
         """
         path = self._path(rounds_done, fingerprint)
         arrays: dict[str, np.ndarray] = {}
@@ -252,11 +216,15 @@ class CheckpointFolder:
                 "releasing rounds twice."
             ) from error
         names = sorted(digests)
-        if _fingerprint((digests[name] for name in names), self._binding) != fingerprint:
+        in_order = [digests[name] for name in names]
+        bindings = (self._binding, *self._older)
+        bound = next((one for one in bindings if _fingerprint(in_order, one) == fingerprint), None)
+        if bound is None:
             raise CheckpointError(
                 f"The checkpoint {path} is damaged, or was saved under other options, or by a "
                 "version of this package with other noise: its fingerprint differs."
             )
+        self._binding = bound
         names = [name for name in names if name in arrays]
         snapshot = Snapshot(
             paths=tuple(name.partition("/")[2] for name in names),

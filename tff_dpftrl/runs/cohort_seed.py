@@ -21,34 +21,14 @@ _BITS = 256
 
 
 def create(private: pathlib.Path) -> int:
-    """Draws the seed of a new run and keeps it in the folder of the run's secrets.
-
-    Args:
-      private: The folder.
-
-    Returns:
-      The seed.
-
-    Raises:
-      OSError: If it cannot be written.
-    """
+    """Draws the seed of a new run and keeps it in the folder of the run's secrets."""
     seed = secrets.randbits(_BITS)
     durable_files.write(private / _NAME, f"{seed:x}\n".encode("ascii"), private=True)
     return seed
 
 
 def read(private: pathlib.Path) -> int:
-    """Reads the seed that `create` kept.
-
-    Args:
-      private: The folder.
-
-    Returns:
-      The seed.
-
-    Raises:
-      ValueError: If its file is missing or damaged.
-    """
+    """Reads the seed that `create` kept; refuses a missing or damaged file."""
     try:
         return int((private / _NAME).read_text(encoding="ascii"), base=16)
     except (OSError, ValueError) as error:

@@ -209,25 +209,14 @@ class CommittedRounds:
         binding: str = "",
         budget_guard: ledger.BudgetGuard | None = None,
     ) -> CommittedRounds:
-        """Starts the rounds of a new run.
+        """Starts the rounds of a new run, in a folder of its own that is made for the owner only.
 
-        Args:
-          folder: A folder for this run only; made, for the owner only, if missing.
-          declared: The participation schema that the run promises.
-          state: State before round 0, a nested structure of arrays.
-          saved: Values to keep with the state; JSON-compatible.
-          noise_part: The part of the state that the noise of the next round goes on from, which
-            differs in every round; None if there is no noise.
-          binding: Text that every state is bound to besides the version of the noise, like a
-            digest of all options. A run can only be opened with the binding that it began with.
-          budget_guard: Function that is asked before every new round whether it may begin.
-
-        Returns:
-          The rounds, open.
-
-        Raises:
-          ValueError: If the folder holds the rounds of a run already.
-          OSError: If a file cannot be written.
+        `saved` has JSON-compatible values to keep with the state before round 0. `noise_part` is
+        the part of the state that the noise of the next round goes on from, which differs in every
+        round; None if there is no noise. `binding` is text that every state is bound to besides the
+        version of the noise, like a digest of all options: a run can only be opened with the
+        binding that it began with. `budget_guard` is asked before every new round whether it may
+        begin.
         """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if cls.exist(folder):
@@ -260,10 +249,7 @@ class CommittedRounds:
     ) -> CommittedRounds:
         """Opens the rounds of a run to go on with it; arguments as for `create`.
 
-        Raises:
-          ValueError: If there is no run, it is in use by another process, or it
-            declared another schema.
-          OSError: If the ledger cannot be used.
+        A run that another process has open, or that declared another schema, is refused.
         """
         participation = ledger.Ledger.open(folder / _LEDGER, declared, budget_guard=budget_guard)
         checkpoints = _checkpoints(folder, binding)
@@ -296,8 +282,7 @@ class CommittedRounds:
           The state that the ledger committed to last, and the values that were kept with it.
 
         Raises:
-          checkpoint.CheckpointError: If it is missing or damaged, or bound to something
-            else.
+          checkpoint.CheckpointError: If it is missing or damaged, or bound to something else.
         """
         snapshot, saved = self.read()
         _check_noise_part(snapshot, self._noise_part)
@@ -307,17 +292,10 @@ class CommittedRounds:
     def read(
         self, is_wanted: Callable[[str], bool] = lambda path: True
     ) -> tuple[checkpoint.Snapshot, dict[str, Any]]:
-        """Reads a part of the state that the run may go on from, for a report.
+        """Reads the tensors that are wanted, by path, and the saved values, for a report.
 
-        Args:
-          is_wanted: Function from the path of a tensor in the state to whether it is returned.
-
-        Returns:
-          The part, and the values that were kept with the state.
-
-        Raises:
-          checkpoint.CheckpointError: If the state is missing or damaged, or bound to something
-            else.
+        They are of the state that the run may go on from. CheckpointError says that it is missing
+        or damaged, or bound to something else.
         """
         fingerprint = self._ledger.last_checkpoint
         read = self._checkpoints.load(self.rounds_done, fingerprint, is_wanted)
@@ -366,8 +344,7 @@ class CommittedRounds:
           round_index: The round that was begun.
           state: State that the next round continues from.
           saved: Values to keep with the state; JSON-compatible.
-          contributed: Ids of the users whose updates entered the sum; the whole cohort
-            if None.
+          contributed: Ids of the users whose updates entered the sum; the whole cohort if None.
 
         Raises:
           ValueError: If `begin` was not called for this round.
@@ -403,5 +380,7 @@ def _check_noise_part(snapshot: checkpoint.Snapshot, noise_part: str | None) -> 
 
 
 def _checkpoints(folder: pathlib.Path, binding: str) -> checkpoint.CheckpointFolder:
-    bound = f"noise version {private_round.STATE_VERSION}, {binding}"
-    return checkpoint.CheckpointFolder(folder / _CHECKPOINTS, binding=bound)
+    """Binds states to the version of the noise: earlier versions refuse those of a new run."""
+    versions = range(private_round.NOISE_VERSION, private_round.STATE_VERSION - 1, -1)
+    bound, *older = (f"noise version {version}, {binding}" for version in versions)
+    return checkpoint.CheckpointFolder(folder / _CHECKPOINTS, binding=bound, older=older)

@@ -32,18 +32,11 @@ def draw(
     public_baselines: Mapping[str, float] | None = None,
     unit: str = "round",
 ) -> Any:
-    """Draws held-out accuracy and loss, and the ε spent, against rounds.
+    """Draws held-out accuracy and loss, and the ε spent, against rounds, as a Matplotlib figure.
 
-    Args:
-      rows: Rows of `metrics_log.MetricsLog`.
-      title: Title of the figure.
-      baselines: Top-1 accuracies of simpler models, counted on the training users and
-        measured on the same held-out users: horizontal lines, by label.
-      public_baselines: The same of models that were not counted on the training users.
-      unit: Name of a round: "round", "step" or "epoch".
-
-    Returns:
-      A `matplotlib.figure.Figure`, with the footnote `EXACT` where it is due.
+    Baselines are top-1 accuracies of simpler models on the same held-out users, drawn as horizontal
+    lines, by label: counted on the training users, or not (`public_baselines`). `unit` is the name
+    of a round: "round", "step" or "epoch". The footnote `EXACT` stands where it is due.
     """
     figure = pictures.new_figure(11, 3.6)
     shown = [
@@ -91,18 +84,8 @@ def write(
 ) -> None:
     """Writes the figure of `draw` without exact figures, and with them to `private/`.
 
-    Args:
-      output: Folder of the run. It gets `curves.png`, and `private/curves.png` if there are exact
-        figures.
-      rows: Rows of `metrics_log.MetricsLog`.
-      title: Title of the figure.
-      baselines: Top-1 accuracies of models that were counted on the training users, by label.
-      public_baselines: Top-1 accuracies of other models, by label.
-      unit: Name of a round: "round", "step" or "epoch".
-      exact: Names of columns that are exact, besides those of the training cohorts.
-
-    Raises:
-      OSError: If a file cannot be written.
+    The folder gets `curves.png`, and `private/curves.png` if there are exact figures. `exact` names
+    columns that are exact, besides those of the training cohorts.
     """
     exact = {*_EXACT_COLUMNS, *exact}
     options: dict[str, Any] = {"title": title, "public_baselines": public_baselines, "unit": unit}

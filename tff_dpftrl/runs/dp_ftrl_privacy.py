@@ -30,13 +30,11 @@ class DpFtrlPrivacy(privacy.Privacy):
       clients_per_round: Number of clients in a cohort.
       clip_norm: L2 norm that a client's update is clipped to, the first one if adaptive.
       delta: δ of the (ε, δ) statement.
-      mechanism: A key of `mechanisms.table.MECHANISMS`; None for no clipping and no
-        noise.
+      mechanism: A key of `mechanisms.table.MECHANISMS`; None for no clipping and no noise.
       options: Options of the mechanism.
       strategy_file: File of a strategy for a block, or a name of the zoo, instead of a mechanism.
       starts: First rounds of the blocks between restarts of the noise, the first one 0.
-      noise_multiplier: z; None if `target_epsilon` is given instead, or without
-        mechanism.
+      noise_multiplier: z; None if `target_epsilon` is given instead, or without mechanism.
       target_epsilon: The largest ε that the whole run may spend.
       min_sep: Stride; None for the largest that the population allows.
       max_participations: Rounds of a client; None for as many as a given stride allows, or, without
@@ -269,14 +267,10 @@ class DpFtrlPlan(privacy.FederatedPlan):
     """Plan of DP-FTRL: correlated noise and a participation schema, no sampling assumption.
 
     Attributes:
-      schema: The declared participation schema.
-      wanted_schema: Participation schema of the run that was asked for: the simulated run, if
-        there is one.
-      strategy: The strategy matrix, restarts included; None without clipping and
-        noise.
+      wanted_schema: Participation schema of the run that was asked for: the simulated run, if there
+        is one.
+      strategy: The strategy matrix, restarts included; None without clipping and noise.
       encoding: Grid of the secure aggregation; None without it.
-      adaptive_clipping: Whether the clip norm is learned under the same z.
-      data_in_one_place: Whether there are no clients.
       workload: Workload that the strategy was optimised for; None for the prefix sums. The
         guarantee does not depend on it.
       noise_parties: Number of parties that each add the whole noise within secure sums; 0 if the

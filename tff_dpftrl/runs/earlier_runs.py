@@ -18,17 +18,10 @@ _USERS = ("training users", "users")  # Names of one identity, in runs on text a
 
 
 def facts_of(folder: pathlib.Path, users: Sequence[str]) -> dict[str, Any]:
-    """Returns what the manifest of a run records of the run that its weights come from.
+    """Returns what a run's manifest records of the run that its weights come from, for `parts`.
 
-    Args:
-      folder: Folder of the weights.
-      users: Ids of the new run's training users.
-
-    Returns:
-      Facts that `parts` reads; empty if the folder is not that of a run.
-
-    Raises:
-      UsageError: If the folder has a file of a run that cannot be read.
+    `users` are ids of the new run's training users. It is empty if `folder`, that of the weights,
+    is not that of a run.
     """
     chain = chain_of(folder)
     if not chain:
@@ -47,16 +40,9 @@ def facts_of(folder: pathlib.Path, users: Sequence[str]) -> dict[str, Any]:
 def chain_of(folder: pathlib.Path) -> tuple[composition.Spent, ...]:
     """Returns what the run in a folder has spent, and those that its weights come from.
 
-    Args:
-      folder: Folder of the weights.
-
-    Returns:
-      The runs, the last one first; none if the folder is not that of a run. Of a folder that has
-      the statement only, one entry is what the run and those before it have spent together.
-
-    Raises:
-      UsageError: If the folder has a file of a run that cannot be read, or nothing of the run is
-        to be published.
+    The last run comes first; there is none if the folder is not that of a run. Of a folder that has
+    the statement only, one entry is what the run and those before it have spent together. A run of
+    which nothing is to be published is refused.
     """
     joint_runs.refuse_unreleased(folder)
     if not is_run(folder):
@@ -68,15 +54,7 @@ def chain_of(folder: pathlib.Path) -> tuple[composition.Spent, ...]:
 def of_caller(folder: pathlib.Path, users: Sequence[str]) -> dict[str, Any]:
     """Returns the facts of weights which the caller says come from the run in a folder.
 
-    Args:
-      folder: Folder of the run.
-      users: Ids of the new run's training users.
-
-    Returns:
-      `initial_weights_source`, `initial_weights_are_public` and those of `facts_of`.
-
-    Raises:
-      UsageError: If the folder is not that of a run, or a file of it cannot be read.
+    They are `initial_weights_source`, `initial_weights_are_public` and those of `facts_of`.
     """
     folder = folder.expanduser()
     if not is_run(folder):
@@ -97,18 +75,11 @@ def is_run(folder: pathlib.Path) -> bool:
 
 
 def statement_of(folder: pathlib.Path, *, together: bool = False) -> composition.Spent | None:
-    """Reads what the run in a folder has spent, by its statement.
+    """Reads what the run in a folder has spent, by its statement; None if it has none.
 
-    Args:
-      folder: Folder of the run, whose name is the run's.
-      together: Whether what the runs before it have spent counts, too.
-
-    Returns:
-      What it has spent; None if it has no statement. It has no guarantee if an audit refuted its
-      claim, or if it is one of the runs of a choice (`sweep --select`), whose ε is another one.
-
-    Raises:
-      UsageError: If the statement cannot be read.
+    With `together`, what the runs before it have spent counts, too. There is no guarantee if an
+    audit refuted the claim, or for one of the runs of a choice (`sweep --select`), whose ε is
+    another one.
     """
     path = folder / _STATEMENT
     if not path.exists():

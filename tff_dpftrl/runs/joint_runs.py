@@ -49,16 +49,9 @@ def choice_of(folder: pathlib.Path) -> pathlib.Path | None:
 
 
 def record_digest(output: pathlib.Path) -> str | None:
-    """Computes the digest of the record of the choice that a run is one of.
+    """Computes the digest (hex) of the record of the choice that a run is one of.
 
-    Args:
-      output: Folder of the run.
-
-    Returns:
-      The digest (hex), which binds the run to the choice; None if the run is in no choice.
-
-    Raises:
-      UsageError: If the record is missing.
+    It binds the run to the choice; None if the run is in no choice. A missing record is refused.
     """
     if not _is_in_choice(output):
         return None
@@ -68,11 +61,7 @@ def record_digest(output: pathlib.Path) -> str | None:
 
 
 def refuse_lost_record(folder: pathlib.Path) -> None:
-    """Refuses a choice among runs whose record is missing.
-
-    Raises:
-      UsageError: If it is.
-    """
+    """Refuses a choice among runs whose record is missing."""
     if holds_choice(folder) and not (folder / RECORD).exists():
         raise validation.UsageError(
             f"{folder} has runs of a choice (sweep --select), and {folder / RECORD} is missing, "
@@ -82,17 +71,10 @@ def refuse_lost_record(folder: pathlib.Path) -> None:
 
 
 def planned(output: pathlib.Path) -> Mapping[str, Any] | None:
-    """Reads the digests of what the runs of a sweep, or of a choice, were planned with.
+    """Reads the digests, by name, of what the runs of a sweep or of a choice were planned with.
 
-    Args:
-      output: Folder of a run.
-
-    Returns:
-      The digests by name; None if the run is in neither, or in a sweep that an earlier version
-      began.
-
-    Raises:
-      UsageError: If the record of a choice is missing, or a file is damaged.
+    None if the run is in neither, or in a sweep that an earlier version began. A missing record of
+    a choice is refused.
     """
     file = _planned_file(output)
     if file is None or (file.name == PLANNED.name and not file.exists()):
@@ -102,25 +84,13 @@ def planned(output: pathlib.Path) -> Mapping[str, Any] | None:
 
 
 def read_digests(file: pathlib.Path) -> Mapping[str, Any]:
-    """Reads the digests from `PLANNED` or `RECORD`.
-
-    Raises:
-      UsageError: If the file is damaged.
-    """
+    """Reads the digests from `PLANNED` or `RECORD`."""
     content = json_text.read_object(file, remedy="Restore it.")
     return content.get("plan", content).get(DIGESTS, {})
 
 
 def refuse_changed(then: Mapping[str, Any], now: Mapping[str, str]) -> None:
-    """Refuses to go on with other data than runs were planned with.
-
-    Args:
-      then: Digests from the record, by name.
-      now: Digests of what there is now.
-
-    Raises:
-      UsageError: If one of `now` differs.
-    """
+    """Refuses to go on with other data than runs were planned with."""
     for name, digest in now.items():
         if then.get(name) != digest:
             what = f"the users and texts of {name}" if name.startswith("{") else name
@@ -143,14 +113,7 @@ def _is_in_choice(output: pathlib.Path) -> bool:
 
 
 def refuse_unreleased(folder: pathlib.Path) -> None:
-    """Refuses a model of a run that a choice was made among, which is not to be published.
-
-    Args:
-      folder: Folder of a model.
-
-    Raises:
-      UsageError: If it is of such a run.
-    """
+    """Refuses a model of a run that a choice was made among, which is not to be published."""
     file = folder / _STATEMENT if (folder / _STATEMENT).exists() else folder / "config.json"
     content = json_text.read_object(file) if file.exists() else {}
     facts = content.get("facts")

@@ -44,15 +44,7 @@ class Loop:
         rounds: committed_rounds.CommittedRounds,
         progress: progress_lib.Progress,
     ):
-        """Keeps its arguments; nothing is read yet.
-
-        Args:
-          output: Folder of the run.
-          prepared: The run.
-          trainer: Trains the rounds.
-          rounds: The open rounds of the run.
-          progress: Callback for warnings.
-        """
+        """Keeps its arguments; nothing is read yet."""
         self._output = output
         self._run = prepared.report
         self._trainer = trainer
@@ -61,15 +53,9 @@ class Loop:
         self._progress = progress
 
     def run(self, template: Any) -> None:
-        """Runs the rounds that are left and evaluates the last model.
+        """Runs the rounds that are left and evaluates the last model; errors keep committed rounds.
 
-        Args:
-          template: A state with the structure of the run's; its values do not matter.
-
-        Raises:
-          UsageError: If training diverges; every committed round is kept.
-          ledger_rules.LedgerRefusal: If a round may not begin.
-          OSError: If a file cannot be written; every committed round is kept.
+        `template` is a state with the structure of the run's; its values do not matter.
         """
         self._restore(template)
         self._refuse_diverged()

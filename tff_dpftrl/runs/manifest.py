@@ -86,9 +86,8 @@ class Manifest:
       config: Resolved options of the run, JSON-compatible. Only its kind gives them a meaning.
       derived: Values that were derived from the options, as `PrivacyPlan.derived` returns them.
       facts: Further facts for the run's report, such as the source of its vocabulary.
-      identities: Digests of what must not change, by name; they are kept private. A
-        digest of the users' names would tell somebody who knows all of them but one
-        whether that one took part.
+      identities: Digests of what must not change, by name; they are kept private. A digest of the
+        users' names would tell somebody who knows all of them but one whether that one took part.
       recorded_kind: Kind of the run; None for a run that began before kinds were recorded.
       noise_version: `private_round.NOISE_VERSION` when the run began.
     """
@@ -110,15 +109,7 @@ class Manifest:
         return FINETUNING if "num_steps" in self.config else TRAINING
 
     def check_kind(self, kind: Kind, output: pathlib.Path) -> None:
-        """Refuses a run of another kind.
-
-        Args:
-          kind: Kind of the run that is expected.
-          output: Folder of the run, for the message.
-
-        Raises:
-          UsageError: If the run is of another kind.
-        """
+        """Refuses a run of another kind."""
         if self.kind != kind:
             began_with, resumed_by = _COMMANDS[self.kind]
             raise validation.UsageError(
@@ -128,14 +119,7 @@ class Manifest:
             )
 
     def bound_to_choice(self, output: pathlib.Path) -> Manifest:
-        """Returns the manifest, bound to the record of the choice that its run is one of, if any.
-
-        Args:
-          output: Folder of the run.
-
-        Raises:
-          UsageError: If the record is missing.
-        """
+        """Returns the manifest, bound to the record of the choice that its run is in, if any."""
         digest = joint_runs.record_digest(output)
         if digest is None:
             return self
@@ -164,27 +148,13 @@ class Manifest:
         return hashlib.blake2b(text.encode("utf-8"), digest_size=16).hexdigest()
 
     def keep(self, output: pathlib.Path) -> None:
-        """Writes the private copy, which makes the folder a run's.
-
-        Args:
-          output: Folder of the run, with its folder `private` in it.
-
-        Raises:
-          OSError: If the file cannot be written.
-        """
+        """Writes the private copy, which makes the folder a run's."""
         content = self._public() | {"versions": _versions(), "identities": dict(self.identities)}
         _write(output / COPY, content, private=True)
         durable_files.sync_folder(output)  # `private/` itself may be new.
 
     def publish(self, output: pathlib.Path) -> None:
-        """Writes `config.json` if it is missing: the run has just begun, or it was lost.
-
-        Args:
-          output: Folder of the run, which `keep` has written to.
-
-        Raises:
-          OSError: If the file cannot be written.
-        """
+        """Writes `config.json` if it is missing: the run has just begun, or it was lost."""
         if not (output / NAME).exists():
             content = json_text.read_object(output / COPY, remedy=_REMEDY)
             del content["identities"]
@@ -193,14 +163,9 @@ class Manifest:
     def check_identities(self, present: Mapping[str, Sequence[str]], *, remedy: str) -> None:
         """Refuses to go on with other users, words or whatever else has an identity.
 
-        Args:
-          present: Names of the users, words and so on that there are now, by the key of
-            `identities`.
-          remedy: What to do, as the beginning of the sentence "restore the data, or ...".
-
-        Raises:
-          UsageError: If they are not those that the run began with. Only runs that began before
-            texts had an identity go on without it.
+        `present` has the names of the users, words and so on that there are now, by the key of
+        `identities`. `remedy` begins the sentence "restore the data, or ...". Only runs that began
+        before texts had an identity go on without it.
         """
         for name, names in present.items():
             if name == TEXTS and name not in self.identities:
@@ -232,11 +197,7 @@ def exists(output: pathlib.Path) -> bool:
 
 
 def public(output: pathlib.Path) -> dict[str, Any]:
-    """Reads `config.json` of a run; what its private copy says of it if it is lost.
-
-    Raises:
-      ValueError: If it cannot be read.
-    """
+    """Reads `config.json` of a run; what its private copy says of it if it is lost."""
     path = output / NAME if (output / NAME).exists() else output / COPY
     return json_text.read_object(path, remedy=_REMEDY)
 
@@ -244,9 +205,8 @@ def public(output: pathlib.Path) -> dict[str, Any]:
 def check_is_free(output: pathlib.Path) -> None:
     """Refuses a folder that cannot be used for a new run.
 
-    Raises:
-      ValueError: If it holds a run or something else, results or rounds of a run whose manifest
-        is lost, is a file, or cannot be written.
+    It is refused if it holds a run or something else, results or rounds of a run whose manifest is
+    lost, is a file, or cannot be written.
     """
     if other := _other(output):
         raise validation.UsageError(f"--output {output} holds {other}: name another folder.")
@@ -288,10 +248,8 @@ def check_is_free(output: pathlib.Path) -> None:
 def read(output: pathlib.Path) -> Manifest:
     """Reads the manifest of a run to resume or to report.
 
-    Raises:
-      ValueError: If there is none in the folder, it cannot be read, it is of another
-        format, its noise would be another one today, or it is no longer the one that
-        the run began with.
+    It is refused if it is missing or unreadable, of another format, not the one that the run began
+    with, or if its noise would be another one today.
     """
     path = output / NAME
     if other := _other(output):

@@ -24,13 +24,10 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of the table.
+    """Column of the table.
 
-    Attributes:
-      name: Name of the column, in the header.
-      meaning: Meaning of the column, in a few words.
-      is_exact: Whether it is an exact figure of data that the run protects, computed
-        without noise, which no privacy statement covers.
+    `is_exact` marks an exact figure of data that the run protects, computed without noise, which no
+    privacy statement covers.
     """
 
     name: str
@@ -51,16 +48,10 @@ class MetricsLog:
     """
 
     def __init__(self, folder: pathlib.Path, columns: Sequence[Column], rounds_done: int):
-        """Opens the log.
+        """Opens the log, whose first column is "round", counted from 1.
 
-        Args:
-          folder: Folder of the run.
-          columns: The columns; "round" comes first and counts from 1.
-          rounds_done: Rows of later rounds, of a run that was interrupted before
-            it could commit them, are dropped.
-
-        Raises:
-          OSError: If the note cannot be written.
+        Rows after `rounds_done`, of a run that was interrupted before it could commit them, are
+        dropped.
         """
         self._columns = tuple(column.name for column in columns)
         published = tuple(column.name for column in columns if not column.is_exact)
@@ -74,14 +65,7 @@ class MetricsLog:
     def append(self, row: Mapping[str, Any]) -> Row:
         """Adds the row of the next round, or replaces the last row if it is of the same round.
 
-        Args:
-          row: Values by column; columns left out stay empty.
-
-        Returns:
-          The row, with all columns.
-
-        Raises:
-          OSError: If a table cannot be written.
+        Columns left out stay empty. The returned row has all columns.
         """
         values = {name: row.get(name) for name in self._columns}
         if any(row["round"] == values["round"] for row in self.rows[-1:]):
@@ -110,13 +94,9 @@ def _line(row: Mapping[str, Any], columns: Sequence[str]) -> bytes:
 
 
 def table(folder: pathlib.Path) -> pathlib.Path:
-    """Returns the path of the table with all columns that there are.
+    """Returns the path of the table with all columns that there are, in `private/`.
 
-    Args:
-      folder: Folder of a run.
-
-    Returns:
-      Path of `private/metrics.csv`; that of `metrics.csv` of an older run, or without `private/`.
+    Older runs, and folders without `private/`, have `metrics.csv` only.
     """
     exact = folder / EXACT_TABLE
     return exact if exact.exists() else folder / _TABLE
@@ -128,17 +108,9 @@ def is_of_earlier_version(folder: pathlib.Path) -> bool:
 
 
 def read_rows(folder: pathlib.Path, rounds_done: int) -> list[Row]:
-    """Reads the rows of the committed rounds.
+    """Reads the rows of the committed rounds, with all columns that `table` has.
 
-    Args:
-      folder: Folder of a run.
-      rounds_done: Number of committed rounds; later rows are left out.
-
-    Returns:
-      The rows, by round, with all columns that `table` has; none if there is no table yet.
-
-    Raises:
-      ValueError: If the table is damaged.
+    There are none if there is no table yet; a damaged one is refused.
     """
     path = table(folder)
     if not rounds_done or not path.exists():

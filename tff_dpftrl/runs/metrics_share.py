@@ -10,14 +10,7 @@ _NAME = "metrics"  # Of the share.
 
 
 def of(shares: str | None) -> float | None:
-    """Returns the share of the budget for training metrics; None if it is not given.
-
-    Args:
-      shares: Shares of the budget, as `budget_shares.parse` reads them; None for none.
-
-    Raises:
-      UsageError: If the shares cannot be used.
-    """
+    """Returns the share of the budget for training metrics; None if it is not given."""
     if shares is None:
         return None
     from tff_dpftrl.accounting import budget_shares  # It brings dp_accounting with it.
@@ -28,12 +21,8 @@ def of(shares: str | None) -> float | None:
 def check(config: Any) -> None:
     """Refuses options that no metrics can be released with.
 
-    Args:
-      config: Options of a run: `metrics_epsilon`, `budget_shares`, `target_epsilon`.
-
-    Raises:
-      UsageError: If an ε and a share are given, a share has no whole, or an ε leaves nothing of the
-        whole.
+    That are both an ε and a share, a share without a whole, or an ε that leaves nothing of the
+    whole.
     """
     share, epsilon, whole = of(config.budget_shares), config.metrics_epsilon, config.target_epsilon
     if share is not None and epsilon is not None:

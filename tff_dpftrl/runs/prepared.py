@@ -28,7 +28,7 @@ from tff_dpftrl.runs import (
 
 
 class Trained(NamedTuple):
-    """The outcome of a round.
+    """Outcome of a round.
 
     Attributes:
       state: State that the next round continues from, in TFF's layout (see `released_model`).
@@ -134,12 +134,10 @@ class Evaluator(abc.ABC):
 
 
 class Outcome(NamedTuple):
-    """Outcome of the committed rounds, for the presentation of a run.
+    """Outcome of the committed rounds, one row of metrics each, for the presentation of a run.
 
     Attributes:
-      rows: One row of metrics for each committed round.
       weights: Weights of the model that is published.
-      statement: The privacy statement.
       progress: A sentence on why the run ended, or on how to resume it.
     """
 
@@ -153,10 +151,8 @@ class Presentation(abc.ABC):
     """Writer of the model, the curves and the summary of a run. It needs no data.
 
     Attributes:
-      columns: Columns of `metrics.csv`.
       has_events: Whether the rows are written as TensorBoard events too.
       is_renewed: Whether the report is written at every evaluation, not only at the end.
-      model_file: Name of the file that `write_model` writes.
     """
 
     columns: tuple[metrics_log.Column, ...]
@@ -209,17 +205,13 @@ class Reportable:
     """Material of a report on a run: its manifest, and nothing that needs data.
 
     Attributes:
-      known: Manifest of the run.
-      plan: Privacy of the run.
       facts: Facts of the run that its statement reports.
-      schedule: When the run is evaluated, and when it ends.
       released: Function from the state of the run to the weights that are published.
-      presentation: Writes the model and the curves.
       go_on: Command, or call in Python, that resumes the run.
       figures: Figures of the training cohorts that are released with noise; None for none.
       evaluation: Figures of the held-out users that are released with noise; None for none.
-      publish: Function of the run's folder and state that writes the model in other layouts,
-        once model and statement have been written.
+      publish: Function of the run's folder and state that writes the model in other layouts, once
+        model and statement have been written.
     """
 
     known: manifest.Manifest
@@ -239,12 +231,10 @@ class Prepared:
     """A run that can begin or go on.
 
     Attributes:
-      report: Material of a report on the run.
       trainer: Context in which the rounds are trained.
-      evaluator: Judges the models.
       public_seed: Seed of the cohorts where they need not be secret.
-      keep: Function that writes to the run's folder what a report or a resumption reads there,
-        such as the vocabulary.
+      keep: Function that writes to the run's folder what a report or a resumption reads there, such
+        as the vocabulary.
       keep_first: Function that writes to the folder's `private/` what was drawn once, and must be
         there before the folder holds a run: a run that goes on would draw it again.
       announcement: Progress lines that follow once the folder holds the run.

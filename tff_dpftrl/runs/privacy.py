@@ -1,8 +1,7 @@
 """The privacy plan of a run: mechanism, noise, cohorts, ε and statement, all in one place.
 
-A run describes the privacy it wants in a small frozen `Privacy`, which makes a
-`PrivacyPlan` for a population. Everything that concerns privacy is asked of the plan:
-what is claimed is what is run.
+A run describes the privacy it wants in a small frozen `Privacy`, which makes a `PrivacyPlan` for a
+population. Everything that concerns privacy is asked of the plan: what is claimed is what is run.
 """
 
 from __future__ import annotations
@@ -43,9 +42,8 @@ EXACT_BESIDE_RELEASED = (
 def not_covered(exact: str, others: Sequence[parts.Part]) -> str:
     """Returns what a statement says of the exact figures of a run.
 
-    Args:
-      exact: Sentence on the figures of its kind of run.
-      others: Parts of its budget, which may stand for these figures.
+    `exact` is the sentence on the figures of its kind of run; parts of its budget may stand for
+    them.
     """
     is_released = any(part.name == parts.METRICS for part in others)
     return EXACT_BESIDE_RELEASED if is_released else exact
@@ -54,8 +52,7 @@ def not_covered(exact: str, others: Sequence[parts.Part]) -> str:
 def check_parts(others: Sequence[parts.Part], deployment: simulated_run.Deployment | None) -> None:
     """Refuses other parts than the weights of a run that simulates a larger one.
 
-    Raises:
-      UsageError: If there are any: they are of other users than those of the larger run.
+    They are of other users than those of the larger run.
     """
     if others and deployment is not None:
         raise validation.UsageError(
@@ -80,15 +77,7 @@ while toy models from random weights learned nothing from 0.2 on.
 
 
 def check_population(num_clients: int, clients_per_round: int) -> None:
-    """Refuses a cohort that is larger than the population.
-
-    Args:
-      num_clients: Number of training users.
-      clients_per_round: Size of a cohort, the expected one if it is sampled.
-
-    Raises:
-      ValueError: If it is.
-    """
+    """Refuses a cohort (if sampled, an expected size) that is larger than the population."""
     if clients_per_round > num_clients:
         raise validation.UsageError(
             f"clients_per_round={clients_per_round} exceeds the {num_clients} training "

@@ -52,13 +52,11 @@ _NORM = 1.0 - 1e-9  # What float64 rounds is far less.
 
 @dataclasses.dataclass(frozen=True)
 class Mean:
-    """Mean of a metric, from two of the sums.
+    """Mean of a metric: one of the sums over another one.
 
     Attributes:
       column: Column of `metrics.csv`; that of its standard error ends in "_se".
       meaning: Meaning of the column, in a few words.
-      numerator: Name of the sum that is divided.
-      denominator: Name of the sum that it is divided by.
     """
 
     column: str
@@ -103,12 +101,9 @@ class Figures:
     def bounded_sums(self, values: np.ndarray) -> np.ndarray:
         """Adds up the sums of units, as `learning.metric_sums.bounded` does on devices.
 
-        Args:
-          values: Sums of each unit in the order of `bounds`, shape [units, n].
-
-        Returns:
-          float64 array of shape [n], in units of the bounds. A unit counts for a vector with an L2
-          norm of at most 1, and for nothing if one of its values is not finite.
+        `values` are in the order of `bounds`, shape [units, n]; the result is float64, shape [n],
+        in units of the bounds. A unit counts for a vector with an L2 norm of at most 1, and for
+        nothing if one of its values is not finite.
         """
         scaled = np.asarray(values, np.float64) / np.array(list(self.bounds.values()))
         scaled = scaled[np.isfinite(scaled).all(axis=1)]
@@ -116,14 +111,10 @@ class Figures:
         return (scaled * (_NORM / np.maximum(norms, _NORM))).sum(axis=0)
 
     def values(self, sums: np.ndarray, stddev: float) -> dict[str, float | None]:
-        """Computes the means of noised sums.
+        """Computes means and their standard errors, by column, from noised sums.
 
-        Args:
-          sums: Noised sums in the order of `bounds`, each in units of its bound.
-          stddev: Standard deviation of their noise.
-
-        Returns:
-          The means and their standard errors by column; None where noise outweighs them.
+        The sums are in the order of `bounds`, each in units of its bound. `stddev` is that of their
+        noise. A value is None where noise outweighs it.
         """
         by_name = dict(zip(self.bounds, map(float, sums), strict=True))
         values: dict[str, float | None] = {}
@@ -141,14 +132,10 @@ class Figures:
     def over_last_rounds(
         self, rows: Sequence[Mapping[str, Any]], stddev: float
     ) -> tuple[dict[str, float | None], int]:
-        """Computes the means of the sums of the last quarter of some rounds.
+        """Computes the means of the sums of the last quarter of some rounds; counts these rounds.
 
-        Args:
-          rows: Rows of `metrics.csv`.
-          stddev: Standard deviation of the noise of a round's sums.
-
-        Returns:
-          The means as `values` has them, none if there are no noised sums; the number of rounds.
+        `rows` are those of `metrics.csv`, and `stddev` is of the noise of a round's sums. The means
+        are as in `values`, none if there are no noised sums.
         """
         names = [self.prefix + name for name in self.bounds]
         known = [row for row in rows if all(row.get(name) is not None for name in names)]
@@ -161,15 +148,9 @@ class Figures:
     def of_last_rounds(
         self, rows: Sequence[Mapping[str, Any]], stddev: float, unit: str = "round"
     ) -> str | None:
-        """Returns what `over_last_rounds` computes, in a sentence.
+        """Returns the means of `over_last_rounds` in a sentence.
 
-        Args:
-          rows: Rows of `metrics.csv`.
-          stddev: Standard deviation of the noise of a round's sums.
-          unit: Name of a round: "round" or "step".
-
-        Returns:
-          The sentence; None if there are no noised sums, or noise outweighs all means.
+        None if there are no noised sums, or noise outweighs all means.
         """
         values, num_rounds = self.over_last_rounds(rows, stddev)
         shown = [
@@ -198,22 +179,10 @@ def planned(
 ) -> privacy.FederatedPlan:
     """Chooses mechanism and noise for a new run that may release figures of its cohorts.
 
-    Args:
-      asked: Request for privacy.
-      num_clients: Number of training users.
-      num_parameters: Number of trainable weights.
-      target_epsilon: Largest ε of the figures alone; None for none, or for a share.
-      share: Share of the budget for them instead; None for none. It is one of the whole, whatever
-        else has a share.
-      what: What is released, in a few words.
-      evaluations: Number of evaluations on held-out users that are released, too; they may cost
-        these users as much as the figures.
-
-    Returns:
-      The plan, with the figures' part if there are any.
-
-    Raises:
-      UsageError: If the population cannot keep what is asked for, or the rounds allow no figures.
+    The budget of the figures is a `target_epsilon` of the figures alone, or a share of the whole,
+    whatever else has a share; None for no figures. `what` says in a few words what is released.
+    `evaluations` on held-out users are released, too; they may cost these users as much as the
+    figures.
     """
     if target_epsilon is None and share is None:
         return asked.plan(num_clients, num_parameters)
@@ -231,18 +200,10 @@ def part(
 ) -> parts.Part:
     """Makes the part of a budget that pays for the figures of all rounds.
 
-    Args:
-      plan: Privacy of the run, without the figures.
-      target_epsilon: Largest ε of the figures of all rounds, if nothing else were released; None
-        for a share of the budget.
-      share: Share of the budget; None if `target_epsilon` is given.
-      what: What is released, in a few words.
-
-    Returns:
-      The part; its noise is independent in each round.
-
-    Raises:
-      UsageError: If the run's rounds allow no figures of their cohorts, or have no noise.
+    Its noise is independent in each round. `plan` is the run's privacy without the figures.
+    `target_epsilon` is the largest ε of the figures of all rounds if nothing else were released;
+    None for a share of the budget. Rounds that allow no figures of their cohorts, or have no noise,
+    are refused.
     """
     if not plan.has_noise:
         raise validation.UsageError(
@@ -292,9 +253,7 @@ def noise_of(plan: privacy.PrivacyPlan) -> float | None:
 def noise_of_evaluation(plan: privacy.PrivacyPlan, evaluations: int) -> float | None:
     """Returns the standard deviation of an evaluation's noise; None if none are released.
 
-    Args:
-      plan: Privacy of the run.
-      evaluations: Number of evaluations that it was planned with.
+    `evaluations` is the number of evaluations that the run was planned with.
     """
     rho = math.fsum(one.rho_zcdp for one in plan.others if one.name == parts.EVALUATION)
     return math.sqrt(evaluations * 0.5 / rho) if rho else None
@@ -308,12 +267,9 @@ class Release:
     ):
         """Keeps its arguments.
 
-        Args:
-          figures: What is released.
-          stddev: Standard deviation of the noise.
-          seed: Seed of the noise of a run that is not private, in [0, 2^256). If None, each release
-            draws its own.
-          of_evaluation: Whether the figures are of held-out users, with noise of their own.
+        `stddev` is that of the noise. `seed`, in [0, 2^256), is of the noise of a run that is not
+        private. If it is None, each release draws its own. Figures of held-out users
+        (`of_evaluation`) have noise of their own.
         """
         self._figures = figures
         self._stddev = stddev
@@ -321,14 +277,9 @@ class Release:
         self._domain = _DOMAIN_OF_EVALUATION if of_evaluation else _DOMAIN
 
     def of_round(self, round_index: int, sums: np.ndarray) -> dict[str, float | None]:
-        """Releases the figures of a round. Whoever calls it commits the result before it is shown.
+        """Releases the figures of a round, counted from 0, by column of `metrics.csv`.
 
-        Args:
-          round_index: Number of the round, from 0.
-          sums: Sums of the round, in units of their bounds, shape [n].
-
-        Returns:
-          Values by column of `metrics.csv`.
+        `sums` are in units of their bounds, shape [n]. Commit the result before it is shown.
         """
         size = len(self._figures.bounds)
         seed = secrets.randbits(8 * _SEED_BYTES) if self._seed is None else self._seed
@@ -341,17 +292,10 @@ class Release:
 
 
 def gaussians(seed: int, round_index: int, size: int, *, domain: bytes = _DOMAIN) -> np.ndarray:
-    """Draws independent standard Gaussians of a round.
+    """Draws independent standard Gaussians of a round, float64, shape [size].
 
-    Args:
-      seed: Seed, in [0, 2^256).
-      round_index: Number of the round.
-      size: Number of draws.
-      domain: Name of what the noise is for.
-
-    Returns:
-      float64 array of shape [size]: Box and Muller's transform of words of 64 bits of SHAKE-256 of
-      the seed and the round.
+    It is Box and Muller's transform of words of 64 bits of SHAKE-256 of the seed, in [0, 2^256),
+    and the round. `domain` names what the noise is for.
     """
     content = domain + seed.to_bytes(_SEED_BYTES, "little") + round_index.to_bytes(8, "little")
     pairs = (size + 1) // 2

@@ -21,13 +21,8 @@ def weights(
 ) -> list[np.ndarray]:
     """Returns the weights that a run evaluates, keeps and publishes.
 
-    Args:
-      iterate_averaging: Decay of the average of the rounds' models; None if the run has none.
-      snapshot: State of the run after a round.
-      whole: Function from the trained weights to those of the model; the identity by default.
-
-    Returns:
-      Weights of the model. Before the first round an average is zero.
+    `iterate_averaging` is the decay of the average of the rounds' models; before the first round
+    the average is zero. `whole` makes the model's weights of the trained ones.
     """
     averaged = iterate_averaging is not None
     return whole(snapshot.part(_AVERAGE) if averaged else last_weights(snapshot))

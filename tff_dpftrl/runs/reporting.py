@@ -25,19 +25,9 @@ def write(
     run: prepared_lib.Reportable,
     rounds: committed_rounds.CommittedRounds,
 ) -> Any:
-    """Writes the report of a run that this process has open.
+    """Writes the report of a run that this process has open, with at least one committed round.
 
-    Args:
-      output: Folder of the run; statement, curves, model and README in it are replaced.
-      run: Material of the report.
-      rounds: The open rounds of the run.
-
-    Returns:
-      The results, as the run's presentation makes them.
-
-    Raises:
-      UsageError: If no round has been committed yet.
-      OSError: If a file cannot be written.
+    Statement, curves, model and README in the folder are replaced.
     """
     done, plan, schedule = rounds.rounds_done, run.plan, run.schedule
     if done == 0:
@@ -80,17 +70,10 @@ def continued(
 ) -> statement_lib.PrivacyStatement:
     """Adds the audits that the statement in a folder has, and keeps its date if it says the same.
 
-    Args:
-      output: Folder of the run; a file in it that is no statement counts as none.
-      statement: The statement that will replace it.
-
-    Returns:
-      The statement with the audits of the same claim, above all those that refuted it; the one in
-      the folder if they say the same of the same files.
-
-    Raises:
-      EditedError: If the one in the folder was edited: its audits may be gone.
-      UsageError: If its file leads out of the folder.
+    The audits are those of the same claim, above all those that refuted it. The statement in the
+    folder is returned if it says the same of the same files. A file that is no statement counts as
+    none; one that was edited is refused (EditedError), since its audits may be gone; so is one that
+    leads out of the folder.
     """
     path = output / "privacy_statement.json"
     if not os.path.lexists(path):
@@ -115,15 +98,7 @@ def write_statement(
 ) -> statement_lib.PrivacyStatement:
     """Writes a privacy statement, for programs and for people, and its picture if it has one.
 
-    Args:
-      output: Folder of the run.
-      statement: The statement.
-
-    Returns:
-      The statement with the digests by which an edit is found.
-
-    Raises:
-      OSError: If a file cannot be written.
+    The returned statement has the digests by which an edit is found.
     """
     statement = statement_subject.bound(output, statement)
     for name, text in (

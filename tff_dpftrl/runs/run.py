@@ -51,21 +51,10 @@ def train(
 ) -> Any:
     """Trains a run, a new one or one that has begun, to its end.
 
-    Args:
-      output: Folder of the run, which is made if it is missing.
-      known: Manifest of a run that has begun, perhaps with none of its rounds; None for a new run.
-      prepare_new: Function that prepares a new run; it writes nothing.
-      prepare_begun: Function that prepares a run from its manifest; it writes nothing. It refuses
-        data, or a model, that the run did not begin with.
-      progress: Callback for progress lines.
-
-    Returns:
-      The results, as the run's presentation makes them.
-
-    Raises:
-      UsageError: If an option, the data or the folder cannot be used, another process has the run
-        open, or its files were changed; nothing has been written then.
-      OSError: If a file cannot be written; every committed round is kept.
+    `known` is the manifest of a run that has begun, perhaps with none of its rounds; None for a new
+    run. `prepare_new` and `prepare_begun` write nothing; the latter refuses data, or a model, that
+    the run did not begin with. A UsageError comes before anything is written. After an OSError
+    every committed round is kept.
     """
     prepared = prepare_new() if known is None else prepare_begun(known)
     with prepared.trainer as trainer:
@@ -86,18 +75,6 @@ def report(
     """Writes statement, curves and model of what a run has committed so far.
 
     The run may be interrupted or finished, but not under way. It can be resumed afterwards.
-
-    Args:
-      output: Folder of the run.
-      reportable: Function from the manifest of the run to what its report is made of.
-
-    Returns:
-      The results, as the run's presentation makes them.
-
-    Raises:
-      UsageError: If there is no run, another process has it open, its files were changed, or
-        none of its rounds has been committed yet.
-      OSError: If a file cannot be written.
     """
     run = reportable(manifest.read(output))
     with committed_rounds.CommittedRounds.open(

@@ -140,9 +140,8 @@ class SampledPrivacy(privacy.Privacy):
 class SampledPlan(privacy.FederatedPlan):
     """Plan of a run in which every client takes part in a round with one probability.
 
-    Clients are sampled independently of each other and of other rounds.
-
-    The guarantee is amplified by the secrecy of the cohorts (McMahan et al. 2018).
+    Clients are sampled independently of each other and of other rounds. The guarantee is amplified
+    by the secrecy of the cohorts (McMahan et al. 2018).
 
     Attributes:
       algorithm: Name of the algorithm in statements.

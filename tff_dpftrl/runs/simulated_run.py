@@ -20,11 +20,9 @@ from tff_dpftrl.accounting import statement_sentences as sentences
 
 @dataclasses.dataclass(frozen=True)
 class Deployment:
-    """The size of the run that a simulation stands for.
+    """Size of the run that a simulation stands for.
 
-    Attributes:
-      report_goal: Number of clients in a round, R; the expected number if they are sampled.
-      population: Number of clients.
+    `report_goal` is R, the number of clients in a round; the expected number if they are sampled.
     """
 
     report_goal: int
@@ -35,11 +33,7 @@ class Deployment:
         validation.integer("population", self.population, minimum=self.report_goal)
 
     def scale(self, clients_per_round: int) -> float:
-        """Returns the factor n / R of the noise multiplier for a smaller cohort.
-
-        Raises:
-          ValueError: If the cohort is not smaller.
-        """
+        """Returns the factor n / R of the noise multiplier for a cohort, which must be smaller."""
         if clients_per_round > self.report_goal:
             raise validation.UsageError(
                 f"clients_per_round={clients_per_round} exceeds the report goal that is "
@@ -53,12 +47,8 @@ class SimulatedRun:
     """The run that a simulation stands for, and what it would promise.
 
     Attributes:
-      deployment: Size of the run.
-      num_rounds: Number of rounds.
       participation: Frequency with which a client takes part, as a clause.
-      noise_multiplier: Noise multiplier z of the run.
       epsilon: ε at `delta` for all rounds; inf if the run would have no guarantee.
-      delta: δ of the (ε, δ) statement.
     """
 
     deployment: Deployment

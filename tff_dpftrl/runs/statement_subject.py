@@ -34,19 +34,9 @@ def now() -> str:
 
 
 def of_run(output: pathlib.Path, model_file: str) -> dict[str, str]:
-    """Describes a run by the files in its folder.
+    """Describes a run by the files in its folder, as the entries of a statement's `subject`.
 
-    Args:
-      output: Folder of the run, with its model.
-      model_file: Name of the file of the model.
-
-    Returns:
-      The entries of a statement's `subject`, by name. Those that need a file which is not there
-      are left out.
-
-    Raises:
-      OSError: If a file cannot be read.
-      UsageError: If a file is damaged.
+    Entries that need a file which is not there are left out; a damaged file is refused.
     """
     subject = {DATE: now()}
     key = _key(output)
@@ -68,16 +58,8 @@ def of_run(output: pathlib.Path, model_file: str) -> dict[str, str]:
 def of_task(name: str, terms_digest: str, model: pathlib.Path) -> dict[str, str]:
     """Describes a served task, whose data stays on the devices and has no digest.
 
-    Args:
-      name: Names of population and task.
-      terms_digest: SHA-256 of the signed terms, hexadecimal.
-      model: File of the model.
-
-    Returns:
-      The entries of a statement's `subject`, by name; "tensorflow" is the version that reports.
-
-    Raises:
-      OSError: If the file cannot be read.
+    `name` has the names of population and task; `terms_digest` is the SHA-256 (hex) of the signed
+    terms. The entry "tensorflow" is the version that reports.
     """
     return {
         DATE: now(),
@@ -93,9 +75,7 @@ def bound(
 ) -> privacy_statement.PrivacyStatement:
     """Returns a statement with the digests by which an edit of any of its entries is found.
 
-    Args:
-      output: Folder that it is written to. The keyed digest needs `private/` in it.
-      statement: The statement.
+    The keyed digest needs `private/` in the folder that the statement is written to.
     """
     # Those of the run are in the way where this statement was made of that of a run.
     kept = {k: v for k, v in statement.subject.items() if k not in privacy_statement.DIGESTS}

@@ -22,7 +22,6 @@ class Schedule:
 
     Attributes:
       unit: Name of a round in messages: "round", or "step" in fine-tuning.
-      eval_every: Number of rounds between evaluations.
       max_epsilon: ε above which no round begins; None for no such budget.
       stop_at_accuracy: Held-out accuracy at which the run ends; None if accuracy never ends it.
       accuracy: Column of `metrics.csv` with this accuracy, which decides about the best model, too.
@@ -37,13 +36,8 @@ class Schedule:
     def check_budget(self, plan: privacy.PrivacyPlan, *, show_cost: bool = True) -> None:
         """Refuses a budget that does not pay for the first round.
 
-        Args:
-          plan: Privacy of the run.
-          show_cost: Whether the message may have the cost of a round. It may not while this
-            reveals a private choice that has not been recorded yet.
-
-        Raises:
-          UsageError: If the first round costs more than `max_epsilon`.
+        With `show_cost`, the message may have the cost of a round. It may not while this reveals a
+        private choice that has not been recorded yet.
         """
         if self.max_epsilon is None:
             return
@@ -67,16 +61,7 @@ class Schedule:
     def reason_to_end(
         self, plan: privacy.PrivacyPlan, rows: Sequence[Mapping[str, Any]], rounds_done: int
     ) -> str | None:
-        """Returns why no further round may begin.
-
-        Args:
-          plan: Privacy of the run.
-          rows: Metrics of the committed rounds.
-          rounds_done: Number of committed rounds.
-
-        Returns:
-          A sentence; None if rounds are left.
-        """
+        """Returns why no further round may begin, as a sentence; None if rounds are left."""
         if rounds_done == plan.num_rounds:
             return f"All {rounds_done} {self.unit}s are done."
         of_all = f"{rounds_done} of {plan.num_rounds} {self.unit}s"

@@ -21,11 +21,7 @@ class TensorBoardLog:
     """
 
     def __init__(self, folder: pathlib.Path):
-        """Opens a new file of events in the folder of a run.
-
-        Raises:
-          OSError: If it cannot be written.
-        """
+        """Opens a new file of events in the folder of a run."""
         self._folder = folder / "private" / "tensorboard"
         self._folder.parent.mkdir(mode=0o700, exist_ok=True)
         older = folder / "tensorboard"  # That of a run of an earlier version.
@@ -38,11 +34,7 @@ class TensorBoardLog:
             path.chmod(0o700 if path.is_dir() else 0o600)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Writes one scalar for each number of a row; "round" is the step.
-
-        Raises:
-          OSError: If it cannot be written.
-        """
+        """Writes one scalar for each number of a row; "round" is the step."""
         with (
             tensorflow_files.as_os_error(self._folder),
             self._writer.as_default(step=row["round"]),
@@ -54,10 +46,6 @@ class TensorBoardLog:
                     tf.summary.write(name, tensor, metadata=_SCALARS)
 
     def close(self) -> None:
-        """Flushes the events.
-
-        Raises:
-          OSError: If they cannot be written.
-        """
+        """Flushes the events."""
         with tensorflow_files.as_os_error(self._folder):
             self._writer.close()

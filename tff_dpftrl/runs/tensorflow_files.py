@@ -11,17 +11,7 @@ import tensorflow as tf
 
 @contextlib.contextmanager
 def as_os_error(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turns TensorFlow's errors about a full disk, or one that is read-only, into one line.
-
-    Args:
-      path: Path of the file that is written, for the message.
-
-    Yields:
-      Nothing.
-
-    Raises:
-      OSError: For every error of a TensorFlow operation.
-    """
+    """Turns errors of TensorFlow operations, like a full disk, into an OSError about `path`."""
     try:
         yield
     except tf.errors.OpError as error:

@@ -31,18 +31,10 @@ def is_loopback(host: str) -> bool:
 
 
 def split(address: str, name: str = "address", *, can_listen: bool = False) -> tuple[str, int]:
-    """Splits an address into host and port.
+    """Splits HOST:PORT into host (IPv6 without its brackets) and port, or raises ValueError.
 
-    Args:
-      address: HOST:PORT; the host of an IPv6 address is in brackets.
-      name: Name of the argument or flag in the error message.
-      can_listen: Whether the address is one to listen at, for which port 0 is any free port.
-
-    Returns:
-      The host without brackets, and the port.
-
-    Raises:
-      ValueError: If there is no host, or no such port.
+    Port 0, any free port, is accepted only with `can_listen`. `name` is the argument or flag in the
+    error message.
     """
     host, _, port = address.rpartition(":")
     if (

@@ -1,29 +1,28 @@
 """Histograms of how often, and how closely, the devices of a round take part.
 
-The server keeps no list of devices, but the statement needs MinS and MaxP. So every report has
-two small integer vectors beside its update. The first has a one at the bucket of "rounds since my
-last time" (or "never before"), the second at the bucket of "times so far, with this one". They are
-added like the update, inside the same (secure) sum: the server learns how many devices fell into
-each bucket, and nobody's history.
+The server keeps no list of devices, but the statement needs MinS and MaxP. So every report has two
+small integer vectors beside its update. The first has a one in the bucket of "rounds since my last
+time" (or "never before"), the second in the bucket of "times so far, with this one". They are added
+like the update, inside the same (secure) sum: the server learns how many devices fell into each
+bucket, and nobody's history.
 
 Buckets are declared before training and are the same for all devices. Decoding errs on the safe
-side: the lower edge of the smallest bucket that is not empty for the stride, the upper edge of the
-largest for the number of times.
+side. The stride is the lower edge of the smallest bucket that is not empty. The number of times is
+the upper edge of the largest one.
 
-The histograms are evidence; ε does not follow from them. A device whose software keeps to the
-signed plan enforces the declared limits by its own timer, whatever other devices report. So ε is
-that of the declared schema, for every such device. A report below the declared stride comes from a
-device that lies, whose timer was wiped or whose software is broken. It is counted and shown beside
-ε, with the ε that it would mean. If ε followed from it, one liar could change the statement for
-everybody, and for good.
+The histograms are evidence only: ε is that of the declared schema. A device whose software keeps to
+the signed plan enforces the declared limits by its own timer, whatever other devices report. A
+report below the declared stride comes from a device that lies, whose timer was wiped, or whose
+software is broken. It is counted and shown beside ε, with the ε that it would mean. If ε followed
+from reports, one liar could change the statement for everybody, and for good.
 
 The evidence is incomplete. Where sums are secure, nobody can see that a vector is not one-hot: a
 device that puts -1 where another has put 1 hides the other. Sums that no devices can make are
-counted as unknown rounds. Where single reports can be seen, `check_one_hot` refuses such vectors.
-A device whose timer was wiped reports "never before" and is not seen at all.
+counted as unknown rounds. Where single reports can be seen, `check_one_hot` refuses such vectors. A
+device whose timer was wiped reports "never before" and is not seen at all.
 
-The sums are exact, and no noise is added to them. The server should keep the few numbers
-that come out (`ObservedRounds`), not the sums.
+The sums are exact, without noise. The server should keep the few numbers that come out
+(`ObservedRounds`), not the sums.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ class ParticipationBuckets:
     """The declared buckets of both histograms.
 
     Attributes:
-      stride_edges: Smallest stride (rounds since the last time, j - i) of each bucket,
-        increasing from 1; the last bucket has no end. One more bucket, the first of the
-        vector, is for devices that have never taken part.
-      times_edges: Largest number of times of each bucket, increasing from 1; the last is
-        the number after which a device takes part no more.
+      stride_edges: Smallest stride (rounds since the last time, j - i) of each bucket, increasing
+        from 1; the last bucket has no end. One more bucket, the first of the vector, is for devices
+        that have never taken part.
+      times_edges: Largest number of times of each bucket, increasing from 1; the last is the number
+        after which a device takes part no more.
     """
 
     stride_edges: tuple[int, ...]
@@ -68,14 +67,9 @@ class ParticipationBuckets:
 
     @classmethod
     def for_schema(cls, declared: schema_lib.MinSep) -> ParticipationBuckets:
-        """Chooses buckets that are exact at the declared limits, and fine between.
+        """Chooses buckets with edges at the declared limits, and four an octave elsewhere.
 
-        Args:
-          declared: Participation schema that the task promises.
-
-        Returns:
-          Buckets with an edge at `min_sep` and at `max_participations`, and four an octave
-          elsewhere: about 40 for 2,000 rounds.
+        These are about 40 for 2,000 rounds.
         """
         strides = {*_octaves(declared.num_rounds), min(declared.min_sep, declared.num_rounds)}
         return cls(tuple(sorted(strides)), tuple(_octaves(declared.max_participations)))
@@ -90,18 +84,10 @@ class ParticipationBuckets:
         return max(bisect.bisect_right(self.stride_edges, stride) - 1, 0)
 
     def encode(self, stride: int | None, times: int) -> tuple[np.ndarray, np.ndarray]:
-        """Encodes the participation of one device.
+        """Encodes the participation of one device as two one-hot vectors, int32, of `shapes`.
 
-        Args:
-          stride: Rounds since the device last took part; None if it never did.
-          times: Number of times that the device has taken part, this time included.
-
-        Returns:
-          Both one-hot, int32, of `shapes`.
-
-        Raises:
-          ValueError: If `stride` or `times` is below 1, `times` is above the last edge, or
-            the two contradict each other.
+        `stride` is the number of rounds since the last time, None if there was none; `times`
+        includes this time. It raises ValueError if they are out of range or contradict each other.
         """
         times = validation.integer("times", times, minimum=1)
         if times > self.times_edges[-1]:
@@ -121,33 +107,18 @@ class ParticipationBuckets:
         return strides, counts
 
     def check_one_hot(self, strides: np.ndarray, times: np.ndarray) -> None:
-        """Refuses the vectors of one device unless `encode` could have made them.
-
-        Args:
-          strides: First vector of the device, integers.
-          times: Second vector of the device, integers.
-
-        Raises:
-          ValueError: If one has another shape or is not one-hot, or they contradict each other.
-        """
+        """Raises ValueError for vectors of one device that `encode` could not have made."""
         summed = self._checked(strides, times)
         if summed[0].sum() != 1:
             raise validation.UsageError(f"strides must be one-hot, sums to {summed[0].sum()}.")
 
     def decode(self, strides: np.ndarray, times: np.ndarray) -> tuple[int | None, int]:
-        """Bounds the smallest stride and the largest number of times in a round.
+        """Returns a lower bound of the smallest stride and an upper bound of the number of times.
 
-        Args:
-          strides: Sum of the first vectors of all devices whose update was summed.
-          times: Sum of the second vectors of these devices.
-
-        Returns:
-          A lower bound of the smallest stride, None if all took part for the first time; and
-          an upper bound of the largest number of times, 0 if there was no device.
-
-        Raises:
-          ValueError: If no devices could have made these sums. Nothing is known about the round
-            then: add it by `ObservedRounds.with_unknown_round`.
+        The arguments are sums over all devices whose update was summed. The stride is None if all
+        took part for the first time; the number of times is 0 if there was no device. It raises
+        ValueError if no devices could have made these sums. Nothing is known about the round then:
+        add it by `ObservedRounds.with_unknown_round`.
         """
         strides, times = self._checked(strides, times)
         filled_strides, filled_times = np.flatnonzero(strides[1:]), np.flatnonzero(times)
@@ -181,26 +152,18 @@ class ParticipationBuckets:
 
 @dataclasses.dataclass(frozen=True)
 class ObservedRounds:
-    """Summary of the histograms of all committed rounds, which the task's state keeps.
-
-    Attributes:
-      num_rounds: Number of committed rounds.
-      min_sep: Lower bound of the smallest stride that was reported in rounds that are not
-        unknown; None if no device reported a second time.
-      max_participations: Upper bound of the largest number of times reported in these rounds.
-      unknown_rounds: Number of rounds whose sums no devices could have made.
-      contradicting_reports: Number of reports with a stride below the declared one.
-      contradicting_rounds: Number of rounds with such a report.
-      skipped_rounds: Number of skipped rounds, of which nothing was released.
-    """
+    """Summary of the histograms of all committed rounds, which the task's state keeps."""
 
     num_rounds: int = 0
+    # Lower bound of the smallest stride that was reported in rounds that are not unknown; None if
+    # no device reported a second time.
     min_sep: int | None = None
+    # Upper bound of the largest number of times reported in these rounds.
     max_participations: int = 0
-    unknown_rounds: int = 0
-    contradicting_reports: int = 0
-    contradicting_rounds: int = 0
-    skipped_rounds: int = 0
+    unknown_rounds: int = 0  # Number of rounds whose sums no devices could have made.
+    contradicting_reports: int = 0  # Number of reports with a stride below the declared one.
+    contradicting_rounds: int = 0  # Number of rounds with such a report.
+    skipped_rounds: int = 0  # Number of skipped rounds, of which nothing was released.
 
     def __post_init__(self):
         self.participation()  # Checks them.
@@ -218,18 +181,9 @@ class ObservedRounds:
     ) -> ObservedRounds:
         """Adds a round that is about to be committed; O(number of buckets).
 
-        Args:
-          buckets: Declared buckets.
-          strides: Sum of the first vectors of the devices whose update was summed.
-          times: Sum of the second vectors of these devices.
-          declared_min_sep: Smallest stride that the plan allows. Smaller ones are counted as
-            contradicting. A number of times above the declared one has no bucket.
-
-        Returns:
-          The summary that includes the round.
-
-        Raises:
-          ValueError: If no devices could have made these sums.
+        The vectors are sums over the devices whose update was summed. Strides below
+        `declared_min_sep` are counted as contradicting. A number of times above the declared one
+        has no bucket. It raises ValueError if no devices could have made these sums.
         """
         stride, most = buckets.decode(strides, times)
         contradicting = int(np.sum(strides[1 : 1 + buckets.below(declared_min_sep)]))
@@ -249,9 +203,7 @@ class ObservedRounds:
     def with_unknown_round(self) -> ObservedRounds:
         """Adds a round whose histograms show nothing: any device may have been in it.
 
-        Returns:
-          The summary, with one more unknown round. The evidence of the other rounds stays, so
-          that one dishonest device cannot hide it.
+        The evidence of the other rounds stays, so that one dishonest device cannot hide it.
         """
         return dataclasses.replace(
             self, num_rounds=self.num_rounds + 1, unknown_rounds=self.unknown_rounds + 1

@@ -10,15 +10,9 @@ from tff_dpftrl import validation
 
 
 def check_owner_only(path: str | os.PathLike[str], what: str = "a private key") -> None:
-    """Refuses a secret file whose mode lets other users in.
+    """Raises ValueError for a secret file whose mode lets other users read, write or execute it.
 
-    Args:
-      path: Secret file.
-      what: Kind of file with its article, for the message.
-
-    Raises:
-      ValueError: If its group or everybody may read, write or execute it.
-      OSError: If there is no such file.
+    `what` is the kind of file with its article, for the message.
     """
     mode = stat.S_IMODE(pathlib.Path(path).stat().st_mode)
     if mode & 0o077:
@@ -29,18 +23,9 @@ def check_owner_only(path: str | os.PathLike[str], what: str = "a private key") 
 
 
 def read(path: str | os.PathLike[str], what: str = "a private key") -> bytes:
-    """Reads a secret file, unless other users may have read it.
+    """Reads a secret file; raises ValueError if there is none, or its mode lets other users in.
 
-    Args:
-      path: Secret file.
-      what: Kind of file with its article, for the message.
-
-    Returns:
-      The content of the file.
-
-    Raises:
-      ValueError: If there is no such file, or its mode lets other users in.
-      OSError: If it cannot be read.
+    `what` is the kind of file with its article, for the message.
     """
     try:
         content = pathlib.Path(path).read_bytes()
@@ -54,13 +39,8 @@ def read(path: str | os.PathLike[str], what: str = "a private key") -> bytes:
 def make_folder(path: str | os.PathLike[str]) -> None:
     """Makes a folder that only its owner may enter, and likewise the missing ones above it.
 
-    `Path.mkdir` gives its mode to the last folder alone: those above it would be open to all.
-
-    Args:
-      path: New folder. One that exists already keeps its mode, which its owner has chosen.
-
-    Raises:
-      OSError: If the folder cannot be made, or is something else.
+    `Path.mkdir` gives its mode to the last folder alone: those above it would be open to all. A
+    folder that exists keeps its mode, which its owner has chosen.
     """
     path = pathlib.Path(path)
     try:

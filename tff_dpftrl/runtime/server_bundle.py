@@ -28,22 +28,15 @@ _KEYS = ("plan_keys", "issuers")
 
 @dataclasses.dataclass(frozen=True)
 class ServerBundle:
-    """Public facts of a server, which devices have to know.
-
-    Attributes:
-      population: Name of the population.
-      server: HOST:PORT of the server, or several of them separated by commas.
-      certificate: Certificate that proves the server's name, in PEM; empty if devices have to
-        know its authority already.
-      plan_keys: Public keys of the signers of plans, in PEM.
-      issuers: Public keys of the issuers of attestation tokens, in PEM.
-    """
+    """Public facts of a server, which devices have to know."""
 
     population: str
-    server: str
+    server: str  # HOST:PORT of the server, or several of them separated by commas.
+    # Certificate that proves the server's name, in PEM; empty if devices have to know its authority
+    # already.
     certificate: str
-    plan_keys: tuple[str, ...]
-    issuers: tuple[str, ...] = ()
+    plan_keys: tuple[str, ...]  # Public keys of the signers of plans, in PEM.
+    issuers: tuple[str, ...] = ()  # Public keys of the issuers of attestation tokens, in PEM.
 
     @classmethod
     def of(
@@ -56,19 +49,9 @@ class ServerBundle:
     ) -> ServerBundle:
         """Reads the files of a server.
 
-        Args:
-          population: Name of the population.
-          server: HOST:PORT of the server, or several of them separated by commas.
-          certificate: File of the certificate that devices are to trust; None to name none.
-          plan_keys: Public keys of the signers of plans.
-          issuers: Files of the public keys of the issuers of attestation tokens.
-
-        Returns:
-          The bundle.
-
-        Raises:
-          ValueError: If a file of a key holds none.
-          OSError: If a file cannot be read.
+        `server` is HOST:PORT, or several separated by commas. `certificate` is the file that
+        devices are to trust; None to name none. It raises ValueError if a file of an issuer's key
+        holds none.
         """
         return cls(
             population,
@@ -81,27 +64,13 @@ class ServerBundle:
         )
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file.
-
-        Raises:
-          OSError: If it cannot be written.
-        """
+        """Writes the file."""
         content = {"version": _VERSION, **dataclasses.asdict(self)}
         durable_files.write(pathlib.Path(path), (json.dumps(content, indent=1) + "\n").encode())
 
 
 def read(path: str | os.PathLike[str]) -> ServerBundle:
-    """Reads a file that `ServerBundle.write` wrote.
-
-    Args:
-      path: Path of the file.
-
-    Returns:
-      The bundle.
-
-    Raises:
-      ValueError: If the file is missing or has other content.
-    """
+    """Reads a file of `ServerBundle.write`; raises ValueError if it is missing or damaged."""
     try:
         content = json_text.parse(pathlib.Path(path).read_text(encoding="utf-8"))
     except OSError as error:

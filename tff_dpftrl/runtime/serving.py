@@ -32,36 +32,29 @@ _LEARN_SECONDS = 60.0
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Settings of a server.
+    """Settings of a server."""
 
-    Attributes:
-      address: Host and port for devices; port 0 takes a free one.
-      status_address: Host and port for the status page; None for no page.
-      status_access: Who may read the status page.
-      names: Host names and addresses that devices connect to. A certificate is made here for
-        them, or one that was made before has to have them; None for loopback, or those that it has.
-      population_size: Approximate number of devices that are available at a time, of each
-        population or by its name, to begin with. The waiting times that devices get follow from
-        it, until check-ins show the number.
-      availability: Relative numbers of available devices at each full hour of UTC, to begin with;
-        shape [24].
-      round_seconds: Approximate seconds from one selection to the next.
-      limits: Limits on what devices may use.
-      most_over_selection: Largest number of devices chosen for each report of a round's goal,
-        where many have not reported.
-      shares: Shares of sessions and check-ins that populations have for themselves, by name; see
-        `served_population.ServedPopulation`.
-    """
-
-    address: str = addresses.DEFAULT_ADDRESS
+    address: str = addresses.DEFAULT_ADDRESS  # Host and port for devices; port 0 takes a free one.
+    # Host and port for the status page; None for no page.
     status_address: str | None = addresses.DEFAULT_ADDRESS
-    status_access: access.Access = access.Access()
+    status_access: access.Access = access.Access()  # Who may read the status page.
+    # Host names and addresses that devices connect to. A certificate is made here for them, or one
+    # that was made before has to have them; None for loopback, or those that it has.
     names: Sequence[str] | None = None
+    # Approximate number of devices that are available at a time, of each population or by its name,
+    # to begin with. The waiting times that devices get follow from it, until check-ins show the
+    # number.
     population_size: float | Mapping[str, float] = 1000.0
+    # Relative numbers of available devices at each full hour of UTC, to begin with; shape [24].
     availability: Sequence[float] = (1.0,) * 24
-    round_seconds: float = 60.0
+    round_seconds: float = 60.0  # Approximate seconds from one selection to the next.
+    # Limits on what devices may use.
     limits: limits_lib.Limits = dataclasses.field(default_factory=limits_lib.Limits)
+    # Largest number of devices chosen for each report of a round's goal, where many have not
+    # reported.
     most_over_selection: float = 3.0
+    # Shares of sessions and check-ins that populations have for themselves, by name; see
+    # `served_population.ServedPopulation`.
     shares: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def size_of(self, population: str) -> float:
@@ -88,17 +81,9 @@ class Engine(Protocol):
 def put_together(
     tasks: Sequence[planned_task.PlannedTask], settings: Settings
 ) -> list[served_population.ServedPopulation]:
-    """Makes populations of tasks.
+    """Makes populations of tasks, with their pace, in the order of the tasks.
 
-    Args:
-      tasks: Tasks of all populations.
-      settings: Settings of the server.
-
-    Returns:
-      The populations with their tasks and pace, in the order of the tasks.
-
-    Raises:
-      ValueError: If they cannot be served together, or a setting is out of range.
+    It raises ValueError if they cannot be served together, or a setting is out of range.
     """
     by_population: dict[str, list[planned_task.PlannedTask]] = {}
     for task in tasks:
@@ -151,19 +136,11 @@ class Serving:
     ):
         """Puts the parts together; nothing runs yet, and nothing is written.
 
-        Args:
-          tasks: Tasks of all populations; new ones are added to the store.
-          store: Store of leases and commits; left open.
-          folder: Folder of the certificate, if none is given, and of what lasts over a restart.
-          settings: Settings of the server.
-          certificate: File of the server's certificate; made in `folder` if None.
-          private_key: File of the certificate's key; given if and only if the certificate is.
-          attestation: Verifier of the devices' tokens; None to accept every device.
-          progress: Callback for progress lines.
-          clock: Function that returns the seconds since 1970.
-
-        Raises:
-          ValueError: If the tasks cannot be served together, or a setting is out of range.
+        New tasks are added to the store, which is left open. The folder has the certificate, if
+        none is given, and what lasts over a restart. `private_key` is given if and only if the
+        certificate is. With `attestation` None, every device is accepted. The clock returns the
+        seconds since 1970. It raises ValueError if the tasks cannot be served together, or a
+        setting is out of range.
         """
         self._tasks = {(task.population, task.name): task for task in tasks}
         self._store, self._folder, self._settings = store, folder, settings
@@ -218,10 +195,9 @@ class Serving:
     async def start(self) -> None:
         """Adds new tasks to the store, takes the leases, and serves devices and page.
 
-        Raises:
-          server_lib.ServerError: If another server leads, or an address cannot be bound.
-          ValueError: If the certificate, a key or a task in the store cannot be used.
-          OSError: If a file, the store or the status page's address cannot be used.
+        It raises `ServerError` if another server leads, or an address cannot be bound; ValueError
+        if certificate, key or a task in the store cannot be used; OSError if a file, the store or
+        the status page's address cannot be used.
         """
         self._folder.make(self._settings.names, certificate=self._certificate is None, issuer=False)
         for name, seen in self.seen.items():
@@ -255,9 +231,6 @@ class Serving:
         """Gets the first rounds ready: imports TensorFlow and traces graphs, beside the event loop.
 
         That takes seconds, in which devices can check in already. A round that comes before waits.
-
-        Raises:
-          ValueError: If a graph of a task cannot be loaded.
         """
         for task in self._tasks.values():
             await asyncio.to_thread(task.load)
@@ -440,8 +413,7 @@ def _where_it_stands(task: planned_task.PlannedTask, commit: interface.Commit) -
 class LoggedObservations(observations.Observations):
     """Observations that also write a progress line for each event of interest.
 
-    Attributes:
-      is_quiet: Whether no lines are written now, such as while old events are replayed.
+    No lines are written while `is_quiet`, such as while old events are replayed.
     """
 
     def __init__(
@@ -531,15 +503,7 @@ def _shown(metrics: Any) -> list[tuple[str, str]]:
 def folder_for(store: str, given: str | None) -> server_folder_lib.ServerFolder:
     """Returns the server's folder: beside the files of a store in a folder, unless one is named.
 
-    Args:
-      store: Folder or URL of the store.
-      given: Folder that the user named; None for the default.
-
-    Returns:
-      The folder.
-
-    Raises:
-      ValueError: If none is named, and the store is in a database elsewhere.
+    It raises ValueError if none is named, and the store is in a database elsewhere.
     """
     if given is None and "://" in store:
         raise validation.UsageError(

@@ -25,15 +25,7 @@ def public_path(path: str | os.PathLike[str]) -> pathlib.Path:
 def create(path: str | os.PathLike[str]) -> ed25519.Ed25519PrivateKey:
     """Draws a key from the operating system and writes it, mode 0600, beside its public key.
 
-    Args:
-      path: New file of the private key; the public key goes to `public_path(path)`.
-
-    Returns:
-      The private key.
-
-    Raises:
-      ValueError: If there is a file at `path` already.
-      OSError: If the files cannot be written.
+    The public key goes to `public_path(path)`. It raises ValueError if there is a file already.
     """
     path = pathlib.Path(path)
     if path.exists():
@@ -53,17 +45,9 @@ def create(path: str | os.PathLike[str]) -> ed25519.Ed25519PrivateKey:
 
 
 def load_private(path: str | os.PathLike[str]) -> ed25519.Ed25519PrivateKey:
-    """Reads a private key.
+    """Reads a private key: a file of `create`, or any Ed25519 key in unencrypted PKCS8 PEM.
 
-    Args:
-      path: File that `create` wrote, or any Ed25519 key in unencrypted PKCS8 PEM.
-
-    Returns:
-      The key.
-
-    Raises:
-      ValueError: If the file is missing, holds no such key, or others may read it.
-      OSError: If it cannot be read.
+    It raises ValueError if the file is missing, holds no such key, or others may read it.
     """
     content = private_files.read(path)
     try:
@@ -76,18 +60,7 @@ def load_private(path: str | os.PathLike[str]) -> ed25519.Ed25519PrivateKey:
 
 
 def load_public(path: str | os.PathLike[str]) -> ed25519.Ed25519PublicKey:
-    """Reads a public key.
-
-    Args:
-      path: File that `create` wrote, or any Ed25519 public key in PEM.
-
-    Returns:
-      The key.
-
-    Raises:
-      ValueError: If the file is missing or holds no such key.
-      OSError: If it cannot be read.
-    """
+    """Reads a public key in PEM; raises ValueError if the file is missing or holds none."""
     try:
         content = pathlib.Path(path).read_bytes()
     except FileNotFoundError:
@@ -98,18 +71,7 @@ def load_public(path: str | os.PathLike[str]) -> ed25519.Ed25519PublicKey:
 
 
 def parse_public(content: bytes, name: str) -> ed25519.Ed25519PublicKey:
-    """Parses a public key.
-
-    Args:
-      content: Ed25519 public key in PEM.
-      name: Name of its place in the error message.
-
-    Returns:
-      The key.
-
-    Raises:
-      ValueError: If the content is no such key.
-    """
+    """Parses a public key in PEM; `name` is that of its place in the error message (ValueError)."""
     try:
         key = serialization.load_pem_public_key(content)
     except (ValueError, exceptions.UnsupportedAlgorithm):

@@ -27,16 +27,12 @@ _VALID_DAYS = 365
 
 @dataclasses.dataclass(frozen=True)
 class ServerCertificate:
-    """A server's certificate and its private key.
+    """A server's certificate and its private key."""
 
-    Attributes:
-      certificate: Certificate in PEM, followed by the certificates of its authorities, if any.
-      key: Private key in PEM.
-      names: DNS names and IP addresses in the certificate; the first one names the server.
-    """
-
+    # Certificate in PEM, followed by the certificates of its authorities, if any.
     certificate: bytes
-    key: bytes = dataclasses.field(repr=False)
+    key: bytes = dataclasses.field(repr=False)  # Private key in PEM.
+    # DNS names and IP addresses in the certificate; the first one names the server.
     names: tuple[str, ...] = ()
 
     def lacks(self, names: Sequence[str]) -> list[str]:
@@ -52,14 +48,7 @@ def create_self_signed(
 ) -> None:
     """Writes a new certificate, valid for a year, and its private key with mode 0600.
 
-    Args:
-      certificate: Path of the new certificate, which devices need.
-      key: Path of the new private key, for the server only.
-      names: DNS names and IP addresses to which devices connect.
-
-    Raises:
-      UsageError: If a file exists already, there is no name, or a name is none of a host.
-      OSError: If the files cannot be written.
+    `names` are DNS names and IP addresses to which devices connect.
     """
     for path in (certificate, key):
         if pathlib.Path(path).exists():
@@ -122,17 +111,9 @@ def _general_name(name: str) -> x509.GeneralName:
 def load(certificate: str | os.PathLike[str], key: str | os.PathLike[str]) -> ServerCertificate:
     """Reads a certificate and its private key, and checks that they belong together.
 
-    Args:
-      certificate: Path of the certificate in PEM; certificates of authorities may follow.
-      key: Path of the private key in unencrypted PEM, which only its owner may read.
-
-    Returns:
-      Certificate, key, and the names in the certificate.
-
-    Raises:
-      ValueError: If a file is missing or has other content, the certificate has expired, other
-        users may read the key, or the key is not the certificate's.
-      OSError: If a file cannot be read.
+    Both are in PEM; certificates of authorities may follow the first. Only its owner may read the
+    key, which is unencrypted. It raises ValueError if a file has other content, or the certificate
+    has expired.
     """
     try:
         certificate_pem = pathlib.Path(certificate).read_bytes()
@@ -162,24 +143,11 @@ def load(certificate: str | os.PathLike[str], key: str | os.PathLike[str]) -> Se
     return ServerCertificate(certificate_pem, key_pem, _names(parsed, certificate))
 
 
-def server_credentials(certificate: ServerCertificate) -> grpc.ServerCredentials:
-    """Creates the credentials of a server's port.
-
-    Args:
-      certificate: Certificate and key of the server.
-    """
-    return grpc.ssl_server_credentials([(certificate.key, certificate.certificate)])
-
-
 def channel_credentials(root_certificates: bytes) -> grpc.ChannelCredentials:
     """Creates the credentials of a device's channels.
 
-    Args:
-      root_certificates: Trusted certificates in PEM: authorities that may sign the server's
-        certificate, or that certificate itself.
-
-    Raises:
-      ValueError: If there is no certificate.
+    The certificates in PEM are trusted: authorities that may sign the server's certificate, or that
+    certificate itself. It raises ValueError if there is none.
     """
     try:
         x509.load_pem_x509_certificates(root_certificates)

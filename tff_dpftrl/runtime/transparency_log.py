@@ -1,16 +1,16 @@
-"""A public log of plans and privacy statements, to which entries can only be added.
+"""A public, append-only log of plans and privacy statements.
 
-A Merkle tree (RFC 6962, section 2.1) is over the lines of a file, and whoever keeps the log signs
-its size and root: a checkpoint. Two signed checkpoints of which the smaller one is no beginning of
-the larger one prove that the keeper showed two logs. So whoever keeps a checkpoint can find out
-later that an entry was changed or removed. The log says nothing of what was never entered.
+The lines of a file are the leaves of a Merkle tree (RFC 6962, section 2.1). The keeper of the log
+signs its size and root: a checkpoint. If the tree of the smaller of two signed checkpoints is not a
+prefix of the larger one's, the keeper showed two logs. So anybody who keeps a checkpoint can find
+out later that an entry was changed or removed. The log does not show what was never entered.
 
     checkpoint      name of the log, size, root, signature: a signed note (C2SP tlog-checkpoint)
     entries.jsonl   an entry a line: kind and SHA-256 of a file, what it is of, when it was entered
     files/          the files, by their SHA-256
 
-Nothing in it is secret. Entries are written before the checkpoint that counts them: after a crash
-there may be lines and files that no checkpoint counts, which the next entry replaces.
+Nothing in it is secret. Entries are written before the checkpoint that counts them. After a crash
+there may be lines and files that no checkpoint counts; the next entry replaces them.
 """
 
 from __future__ import annotations
@@ -67,15 +67,7 @@ def root_hash(leaves: Sequence[bytes]) -> bytes:
 
 
 def inclusion_path(leaves: Sequence[bytes], index: int) -> list[bytes]:
-    """Returns the hashes that prove a leaf, from its sibling to a child of the root.
-
-    Args:
-      leaves: Hashes of all entries.
-      index: Place of the leaf, from 0.
-
-    Returns:
-      The audit path of RFC 6962, section 2.1.1.
-    """
+    """Returns the audit path of a leaf, from its sibling up (RFC 6962, section 2.1.1)."""
     if len(leaves) <= 1:
         return []
     left = _left_part(len(leaves))
@@ -85,17 +77,7 @@ def inclusion_path(leaves: Sequence[bytes], index: int) -> list[bytes]:
 
 
 def root_by_path(leaf: bytes, index: int, size: int, path: Sequence[bytes]) -> bytes | None:
-    """Computes the root that an inclusion path leads to.
-
-    Args:
-      leaf: Hash of the entry.
-      index: Its place, from 0.
-      size: Number of entries of the tree.
-      path: Result of `inclusion_path`.
-
-    Returns:
-      The root; None if a path from there has another length.
-    """
+    """Computes the root that an inclusion path leads to; None if the path's length is wrong."""
     if not 0 <= index < size:
         return None
     if size == 1:
@@ -124,17 +106,11 @@ def _left_part(size: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """Size and root of a log.
+    """Size and root of a log."""
 
-    Attributes:
-      log_name: Name of the log, which is that of its key, too.
-      size: Number of entries.
-      root: Root of the Merkle tree, 32 bytes.
-    """
-
-    log_name: str
-    size: int
-    root: bytes
+    log_name: str  # Name of the log, which is that of its key, too.
+    size: int  # Number of entries.
+    root: bytes  # Root of the Merkle tree, 32 bytes.
 
     def sign(self, key: ed25519.Ed25519PrivateKey) -> str:
         """Returns the checkpoint as a signed note."""
@@ -144,18 +120,10 @@ class Checkpoint:
 
     @classmethod
     def verified(cls, note: str, key: ed25519.Ed25519PublicKey, source: str) -> Checkpoint:
-        """Reads a signed note after its signature was verified.
+        """Reads a signed note, which may have further signatures, after verifying the key's.
 
-        Args:
-          note: Text of the note, which may have signatures of others, too.
-          key: Public key of the log.
-          source: Name of its place, for messages.
-
-        Returns:
-          The checkpoint.
-
-        Raises:
-          LogRefusedError: If it is no checkpoint that the key signed.
+        `source` is the name of its place, for messages. It raises `LogRefusedError` if it is no
+        checkpoint that the key signed.
         """
         text, _, signatures = note.partition("\n\n")
         try:
@@ -182,11 +150,7 @@ class Checkpoint:
 
 
 def check_name(log_name: str) -> str:
-    """Refuses a name that a signed note cannot have.
-
-    Raises:
-      ValueError: If the name is empty, or has spaces or a plus sign.
-    """
+    """Raises ValueError for a name that is empty, or has spaces or a plus sign, as no note may."""
     if not log_name or "+" in log_name or any(part.isspace() for part in log_name):
         raise validation.UsageError(
             f"The name of a log has no spaces and no plus sign, got {log_name!r}: take one like "
@@ -220,18 +184,12 @@ def _root(lines: Sequence[bytes]) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """Entry of one file in a log.
+    """Entry of one file in a log."""
 
-    Attributes:
-      kind: Kind of the file: "server plan", "device plan", "terms" or "statement".
-      of: What it is of: names of population and task, or that of a run's folder.
-      sha256: SHA-256 of the file, hexadecimal.
-      entered: When it was entered by the keeper's clock, in UTC, ISO 8601; nobody vouches for it.
-    """
-
-    kind: str
-    of: str
-    sha256: str
+    kind: str  # Kind of the file: "server plan", "device plan", "terms" or "statement".
+    of: str  # What it is of: names of population and task, or that of a run's folder.
+    sha256: str  # SHA-256 of the file, hexadecimal.
+    # When it was entered by the keeper's clock, in UTC, ISO 8601; nobody vouches for it.
     entered: str
 
     def line(self) -> bytes:
@@ -240,11 +198,7 @@ class Entry:
 
     @classmethod
     def read(cls, line: bytes) -> Entry:
-        """Reads what `line` returned.
-
-        Raises:
-          LogRefusedError: If it is no entry: the keeper may have signed anything.
-        """
+        """Reads what `line` returned. It may raise `LogRefusedError`: keepers can sign anything."""
         try:
             entry = cls(**json_text.parse(line))
             texts = all(isinstance(value, str) for value in vars(entry).values())
@@ -260,17 +214,11 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-    """A log that was verified.
+    """A log that was verified."""
 
-    Attributes:
-      path: Folder of the log.
-      checkpoint: Its size and root.
-      lines: Its entries as they are in the file.
-    """
-
-    path: pathlib.Path
-    checkpoint: Checkpoint
-    lines: tuple[bytes, ...]
+    path: pathlib.Path  # Folder of the log.
+    checkpoint: Checkpoint  # Its size and root.
+    lines: tuple[bytes, ...]  # Its entries as they are in the file.
 
     def entries(self) -> Iterator[Entry]:
         """Returns the entries in their order."""
@@ -284,8 +232,7 @@ class Log:
     def missing_files(self) -> list[Entry]:
         """Returns the entries whose files are not in the log's folder.
 
-        Raises:
-          LogRefusedError: If a file there is not the one that was entered.
+        It raises `LogRefusedError` if a file there is not the one that was entered.
         """
         missing = []
         for entry in self.entries():
@@ -299,13 +246,10 @@ class Log:
         return missing
 
     def check_continues(self, earlier: Checkpoint) -> None:
-        """Refuses a log that does not begin with what an earlier checkpoint counts.
+        """Refuses a log that does not begin with what an earlier, verified checkpoint counts.
 
-        Args:
-          earlier: Checkpoint that was verified with the log's key.
-
-        Raises:
-          LogRefusedError: If the log has another name, is shorter, or has another beginning.
+        It raises `LogRefusedError` if the log has another name, is shorter, or has another
+        beginning.
         """
         now = self.checkpoint
         if earlier.log_name != now.log_name:
@@ -324,14 +268,10 @@ class Log:
             )
 
     def prove(self, place: int) -> str:
-        """Returns the proof that an entry is in the log, for whoever has not the whole log.
+        """Returns the proof that an entry is in the log, for whoever does not have the whole log.
 
-        Args:
-          place: Place of the entry, from 0.
-
-        Returns:
-          A text for `entry_by_proof`: the entry, its place, the hashes of its inclusion path, and
-          the log's checkpoint.
+        It is a text for `entry_by_proof`: the entry, its place (from 0), the hashes of its
+        inclusion path, and the log's checkpoint.
         """
         leaves = [leaf_hash(line) for line in self.lines]
         path = [_encode(node) for node in inclusion_path(leaves, place)]
@@ -344,19 +284,9 @@ def _checked(path: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def read(path: str | os.PathLike[str], key: ed25519.Ed25519PublicKey) -> Log:
-    """Reads a log after its checkpoint was verified.
+    """Reads a log after verifying its checkpoint, without lines that this does not count.
 
-    Args:
-      path: Folder of the log.
-      key: Public key of the log, from its keeper.
-
-    Returns:
-      The log, without lines that the checkpoint does not count.
-
-    Raises:
-      LogRefusedError: If there is no log, or its entries are not what its key signed.
-      UsageError: If `validation.file_in` refuses a file.
-      OSError: If a file cannot be read.
+    It raises `LogRefusedError` if there is no log, or its entries are not what its key signed.
     """
     path = pathlib.Path(path)
     for name in (CHECKPOINT, ENTRIES):
@@ -382,22 +312,11 @@ def append(
     key: ed25519.Ed25519PrivateKey,
     log_name: str | None = None,
 ) -> list[Entry]:
-    """Enters files into a log.
+    """Enters files into a log, which is made if it is not there; returns the new entries.
 
-    Args:
-      path: Folder of the log; made if it is not there.
-      files: Entries with the content of their files. What was entered before is passed over.
-      key: Private key of the log.
-      log_name: Name of a new log; None for one that is there.
-
-    Returns:
-      The entries that are new.
-
-    Raises:
-      LogRefusedError: If the log there is not what its key signed.
-      ValueError: If there is a log and a name for a new one, or none and no name; or if another
-        process enters files.
-      OSError: If a file cannot be read or written.
+    What was entered before is passed over. `log_name` names a new log; None for one that is there.
+    It raises `LogRefusedError` if the log is not what its key signed, and ValueError if another
+    process enters files.
     """
     path = pathlib.Path(path)
     if log_name is None:
@@ -443,18 +362,9 @@ def _append_alone(
 
 
 def entry_by_proof(proof: str, content: bytes, key: ed25519.Ed25519PublicKey) -> Entry:
-    """Returns the entry of a file after the proof that it is in a log was verified.
+    """Returns the entry of a file after the proof (`Log.prove`) that it is in a log was verified.
 
-    Args:
-      proof: Result of `Log.prove`.
-      content: Content of the file.
-      key: Public key of the log, from its keeper.
-
-    Returns:
-      The entry.
-
-    Raises:
-      LogRefusedError: If the proof does not hold, or is of another file.
+    It raises `LogRefusedError` if the proof does not hold, or is of another file.
     """
     head, _, note = proof.partition("\n\n")
     checkpoint = Checkpoint.verified(note, key, "The end of the proof")

@@ -13,17 +13,9 @@ def write(indices: Iterable[int], num_devices: int) -> bytes:
 
 
 def read(bitmap: bytes, num_devices: int) -> set[int]:
-    """Reads the devices in a bitmap.
+    """Reads the indices in an untrusted bitmap.
 
-    Args:
-      bitmap: Bytes of the bitmap. Untrusted.
-      num_devices: Number of devices in the group.
-
-    Returns:
-      Indices of the devices.
-
-    Raises:
-      ValueError: If it has more or fewer bytes, or names devices beyond the group.
+    It raises ValueError if it has more or fewer bytes, or names devices beyond the group.
     """
     value = int.from_bytes(bitmap, "little")
     if len(bitmap) != (num_devices + 7) // 8 or value >> num_devices:

@@ -12,18 +12,10 @@ def check(
     advertised: secure_sum_pb2.KeyAdvertisement,
     demanded: parameters.Parameters,
 ) -> dict[int, secure_sum_pb2.KeyAdvertisement]:
-    """Checks a directory of public keys against the device's demands.
+    """Checks an untrusted directory of public keys against the device's demands.
 
-    Args:
-      directory: Directory that the server sent. Untrusted.
-      advertised: Keys that this device has made.
-      demanded: Parameters that this device demands.
-
-    Returns:
-      Keys of the device and its neighbours, by increasing index.
-
-    Raises:
-      ProtocolRefusedError: If the directory is refused; the subclass names the reason.
+    Returns the keys of the device and its neighbours, by increasing index. It raises a subclass of
+    `ProtocolRefusedError` that names the reason.
     """
     most_devices = demanded.most_devices
     if most_devices is not None and directory.num_devices > most_devices:
@@ -84,15 +76,9 @@ def check_identities(
 ) -> None:
     """Checks that genuine devices made the keys for this session, for active servers.
 
-    Args:
-      members: Keys by index, from `check`.
-      own_index: Index of this device, whose keys need no proof.
-      session: Name of the session, bound to its context.
-      verify: Function that checks whether a proof (the second argument) holds for an identity
-        key (the first).
-
-    Raises:
-      ProtocolRefusedError: If a key is refused; the subclass names the reason.
+    `members` are from `check`; the device's own keys need no proof. `session` is bound to its
+    context. `verify(identity_key, proof)` tells whether a proof holds. It raises a subclass of
+    `ProtocolRefusedError`.
     """
     identity_keys = [member.identity_key for member in members.values()]
     if len(set(identity_keys)) < len(identity_keys):
@@ -117,16 +103,8 @@ def check_noise_parties(
 ) -> list[bytes]:
     """Checks that the noise parties which the device was promised are in its group.
 
-    Args:
-      directory: Directory that the server sent, checked by `check`.
-      demanded: Parameters that this device demands.
-      noise_session: Name of the session, from `Parameters.noise_session`.
-
-    Returns:
-      The parties' public keys for masks, in the order of `demanded`.
-
-    Raises:
-      ProtocolRefusedError: If the directory is refused; the subclass names the reason.
+    `check` has accepted the directory. Returns the parties' public keys for masks, in the order of
+    `demanded`. It raises a subclass of `ProtocolRefusedError`.
     """
     promised = demanded.noise_parties
     parties = {keys_.party: keys_ for keys_ in directory.noise_parties}

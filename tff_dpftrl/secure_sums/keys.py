@@ -73,11 +73,7 @@ class KeyPair:
 
     @classmethod
     def from_int(cls, value: int) -> KeyPair:
-        """Makes the pair of a private key that was shared as `as_int`.
-
-        Raises:
-          OverflowError: If the number is not that of a private key.
-        """
+        """Makes the pair of a private key that was shared as `as_int`, or raises OverflowError."""
         raw = value.to_bytes(PRIVATE_KEY_BYTES, "big")
         return cls(x25519.X25519PrivateKey.from_private_bytes(raw))
 
@@ -95,46 +91,26 @@ class KeyPair:
         return _derive(secret, session, info, 32)
 
     def mask_key(self, session: bytes, index: int, other: int, others_public: bytes) -> bytes:
-        """Derives the key of the mask that two devices have in common.
+        """Derives the key (`masks.KEY_BYTES` bytes) of the mask that two devices have in common.
 
-        Args:
-          session: Name of the session.
-          index: Index of the device with this pair.
-          other: Index of the other device.
-          others_public: The other device's public key for masks, checked by `is_sound`.
-
-        Returns:
-          `masks.KEY_BYTES` bytes, the same for both.
+        `index` is that of the device with this pair. `is_sound` has checked the other public key.
         """
         return self._agree(_FOR_PAIR_MASK, session, index, other, others_public)
 
     def noise_mask_key(self, noise_session: bytes, device: int, others_public: bytes) -> bytes:
         """Derives the key of the mask that a device has in common with a noise party.
 
-        A device uses the pair of its encryption key, of which nobody ever gets shares.
-
-        Args:
-          noise_session: Name of the session, from `Parameters.noise_session`.
-          device: Index of the device.
-          others_public: Public key of the other side, checked by `is_sound`: the device's
-            encryption key, or the noise party's key for masks.
-
-        Returns:
-          `masks.KEY_BYTES` bytes, the same for both.
+        A device uses the pair of its encryption key, of which nobody ever gets shares. The other
+        side's public key, checked by `is_sound`, is the device's encryption key, or the noise
+        party's key for masks. The session is `Parameters.noise_session`. The key has
+        `masks.KEY_BYTES` bytes.
         """
         return self._agree(_FOR_NOISE_MASK, noise_session, device, device, others_public)
 
     def channel(self, session: bytes, index: int, other: int, others_public: bytes) -> Channel:
-        """Opens the encrypted channel of two devices through the server.
+        """Opens this device's end of the encrypted channel of two devices through the server.
 
-        Args:
-          session: Name of the session.
-          index: Index of the device with this pair.
-          other: Index of the other device.
-          others_public: The other device's public key for encryption, checked by `is_sound`.
-
-        Returns:
-          This device's end of the channel.
+        `is_sound` has checked the other public key for encryption.
         """
         key = self._agree(_FOR_SHARES, session, index, other, others_public)
         return Channel(key, session, index, other)
@@ -174,17 +150,8 @@ class Channel:
 def self_mask(seed: int, session: bytes, index: int) -> tuple[bytes, bytes]:
     """Derives the key of a device's self-mask, and the commitment to its seed.
 
-    Args:
-      seed: Random number below 2²⁵⁶.
-      session: Name of the session.
-      index: Index of the device.
-
-    Returns:
-      The mask's key, and a commitment of COMMITMENT_BYTES bytes, which is derived beside it
-      and reveals nothing about it.
-
-    Raises:
-      OverflowError: If the seed is out of range.
+    The seed is a random number below 2²⁵⁶ (or OverflowError). The commitment, COMMITMENT_BYTES
+    bytes, is derived beside the key and reveals nothing about it.
     """
     raw = seed.to_bytes(SEED_BYTES, "big")
     length = masks.KEY_BYTES + COMMITMENT_BYTES
@@ -237,15 +204,10 @@ def survivors_are_signed(
 def sign_noise_party(
     signing_key: ed25519.Ed25519PrivateKey, noise_session: bytes, mask_key: bytes
 ) -> secure_sum_pb2.NoisePartyKeys:
-    """Signs the key for masks of a noise party.
+    """Signs the public key for masks that a noise party made for this session.
 
-    Args:
-      signing_key: Private key of the party; its public half was promised to the devices.
-      noise_session: Name of the session, from `Parameters.noise_session`.
-      mask_key: Public key for masks that the party made for this session.
-
-    Returns:
-      The message that the directory of each device holds.
+    The public half of `signing_key` was promised to the devices; the directory of each holds the
+    message. The session is `Parameters.noise_session`.
     """
     party = signing_key.public_key().public_bytes_raw()
     signature = signing_key.sign(_FOR_NOISE_PARTY + noise_session + mask_key)
@@ -265,14 +227,8 @@ def directory_digest(
 ) -> bytes:
     """Computes the SHA-256 of the directory that all devices of a complete graph receive.
 
-    Args:
-      num_devices: Number of devices in the group.
-      threshold: Number of shares that recover a secret.
-      members: Indices and keys (of the checked sizes), by increasing index.
-      noise_mask_keys: Keys for masks of the noise parties, in the order of `Parameters`.
-
-    Returns:
-      32 bytes.
+    Members (keys of the checked sizes) are by increasing index; keys for masks of noise parties are
+    in the order of `Parameters`.
     """
     digest = hashlib.sha256(_index(num_devices) + _index(threshold))
     for index, keys in members:

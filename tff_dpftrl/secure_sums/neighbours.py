@@ -101,20 +101,11 @@ class FailureProbabilities:
 def random_neighbours(
     num_devices: int, num_neighbours: int, *, order: Sequence[int] | None = None
 ) -> list[tuple[int, ...]]:
-    """Draws a random Harary graph.
+    """Draws a random Harary graph: for each device its neighbours in increasing order.
 
-    Args:
-      num_devices: Number n of devices, at least 2.
-      num_neighbours: Number k of neighbours, between 1 and n - 1. With k odd, each device also
-        knows the one opposite on the ring, for which n must be even.
-      order: Order of the devices on the ring, for tests; a permutation from the operating
-        system's randomness if None.
-
-    Returns:
-      For each device, 0 to n - 1, its k neighbours in increasing order.
-
-    Raises:
-      ValueError: If there is no such graph, or `order` is no permutation.
+    With an odd number of neighbours, each device also knows the one opposite on the ring, for which
+    `num_devices` must be even. The operating system draws the order on the ring, except in tests.
+    It raises ValueError if there is no such graph.
     """
     _check_degree(num_devices, num_neighbours)
     if order is None:

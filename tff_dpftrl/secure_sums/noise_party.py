@@ -1,25 +1,24 @@
 """A noise party's half of a secure sum: it adds noise, and without it there is no sum.
 
-A noise party has no data. Whoever has its noise can subtract it from what is released: a single
-party, too. It makes a key for one session, which it signs with
-the key that devices were promised. Each device adds a mask that it has in common with the party.
-When everything else is done, the server names the devices of the sum, and the party answers once:
-with its noise, less its masks of these devices. Only the sum of exactly these devices, with the
-whole noise, has none of the masks left.
+A noise party has no data. Anybody who has its noise can subtract it from what is released, even a
+single party. It makes a key for one session, and signs it with the key that devices were promised.
+Each device adds a mask that it has in common with the party. At the end, the server names the
+devices of the sum. The party answers once: with its noise, less its masks of these devices. Only
+the sum of exactly these devices, with the whole noise, has none of the masks left.
 
-The masks come from the devices' encryption keys. Unlike the secrets of other masks, nobody gets
-shares of these, so that the noise rests on the party and on each device alone:
+The masks come from the devices' encryption keys. Nobody gets shares of these, unlike the secrets of
+other masks. So the noise rests on the party and on each device alone:
 
-- A server that lies about survivors, draws the graph or has any number of devices in league with it
-  sees no sum of vectors without noise. It may choose of which devices the one noised sum is.
+- A server may lie about survivors, draw the graph, or collude with any number of devices: it sees
+  no sum of vectors without noise. It may choose of which devices the one noised sum is.
 - A device that drops out before the sum is not among those named, and leaves no mask behind.
 - A group that is lost before the party has answered has used no noise.
 
 Two parties hide a sum from a server that colludes with one of them. A party that colludes with the
 server takes away its own noise, and nothing else.
 
-The caller sees to it that noise is never used twice, and that the context names all on which the
-noise depends: for correlated noise the row of the noise, for adaptive clipping the clip norm.
+The caller must never use noise twice. The context must name all that the noise depends on: for
+correlated noise the row of the noise, for adaptive clipping the clip norm.
 """
 
 from __future__ import annotations

@@ -37,17 +37,8 @@ def split(
     running sums of its differences. Uniform differences at 0, from the first to that of order
     threshold - 1, mean the same as uniform coefficients, because each determine the other.
 
-    Args:
-      values: Secrets, each in [0, PRIME).
-      threshold: Number of shares that recover a secret, from 1 to `num_shares`.
-      num_shares: Number of holders, below PRIME.
-      random_below: Function that draws from [0, its argument); replaced in tests.
-
-    Returns:
-      For each point, its shares of the secrets in their order.
-
-    Raises:
-      ValueError: If an argument is out of range.
+    Secrets are in [0, PRIME). Returns for each point its shares in the order of the secrets.
+    `random_below` is replaced in tests only. It raises ValueError if an argument is out of range.
     """
     if not 1 <= threshold <= num_shares:
         raise validation.UsageError(
@@ -75,8 +66,7 @@ class Recovery:
     def __init__(self, points: Sequence[int]):
         """Computes the factors of the shares once.
 
-        Args:
-          points: Points of the holders, as many as the threshold, positive and distinct.
+        There are as many points as the threshold, positive and distinct.
         """
         # The factor of a share is ∏ x_j / ∏ (x_j - x_i) over the others; one inversion for all.
         denominators = [
@@ -108,16 +98,10 @@ def _inverses(values: Sequence[int]) -> list[int]:
 def correct(
     points: Sequence[int], shares: Sequence[int], threshold: int
 ) -> tuple[int, tuple[int, ...]] | None:
-    """Recovers a secret although some shares are wrong.
+    """Recovers a secret although some shares are wrong; returns it with the points of wrong shares.
 
-    Args:
-      points: Points of the holders, positive and distinct.
-      shares: Shares in [0, PRIME), one for each point.
-      threshold: Number of right shares that recover the secret.
-
-    Returns:
-      The secret and the points of wrong shares, if at most half of the shares beyond the
-      threshold are wrong, rounded down; None if no such polynomial exists.
+    Points are positive and distinct, each with a share in [0, PRIME). It succeeds if at most half
+    of the shares beyond the threshold are wrong, rounded down; None if no such polynomial exists.
     """
     if len(points) < threshold:
         return None

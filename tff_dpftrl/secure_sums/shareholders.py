@@ -11,15 +11,10 @@ _ROUNDING = 1e-9  # 0.57 of 100 shares are 57, though not in binary fractions.
 
 
 def threshold(num_members: int, threat_model: parameters.ThreatModel, fraction: float) -> int:
-    """Computes the number of shares that recover a secret.
+    """Computes the number of shares, at most `num_members`, that recover a secret.
 
-    Args:
-      num_members: Number of devices that hold a share, the secret's owner included.
-      threat_model: Assumption about the server, which sets the least threshold.
-      fraction: Fraction of the members, in [0, 1), above which the threshold is.
-
-    Returns:
-      The threshold, at most `num_members`.
+    The threat model sets the least threshold. It is above `fraction`, in [0, 1), of the holders,
+    the secret's owner included.
     """
     above = math.floor(fraction * num_members + _ROUNDING) + 1
     return min(max(above, threat_model.least_threshold(num_members)), num_members)
@@ -30,8 +25,8 @@ class Shareholders:
 
     Attributes:
       members: Indices of the holders of a device's shares, by the index of the device.
-      points: Points of a device's shares, by the index of the device and of the holder: 1 for
-        the lowest holder, 2 for the next.
+      points: Points of a device's shares, by the index of the device and of the holder: 1 for the
+        lowest holder, 2 for the next.
       thresholds: Numbers of shares that recover a device's secret, by the index of the device.
     """
 
@@ -44,12 +39,8 @@ class Shareholders:
     ):
         """Draws a graph of neighbours.
 
-        Args:
-          num_devices: Number of devices in the group, at least 2.
-          num_neighbours: Number of neighbours of each device, or the next possible number; None
-            for all other devices.
-          threat_model: Assumption about the server, which sets the least thresholds.
-          threshold_fraction: Fraction of the members, in [0, 1), above which thresholds are.
+        Where the number of neighbours is not possible, the next one is taken; None for all other
+        devices. Thresholds are above `threshold_fraction`, in [0, 1), of the members.
         """
         degree = num_devices - 1 if num_neighbours is None else num_neighbours
         degree += degree % 2 * (num_devices % 2)  # No graph has an odd number of odd degrees.

@@ -22,9 +22,8 @@ class Recoverer:
     def __init__(self, num_revealed: Mapping[int, int]):
         """Starts without suspicion.
 
-        Args:
-          num_revealed: Number of shares that each device has revealed. The devices with most come
-            first, so that most secrets are recovered from the same few devices.
+        The devices that revealed most shares come first, so that most secrets are recovered from
+        the same few devices.
         """
         self._num_revealed = num_revealed
         self._recoveries: dict[tuple[int, ...], secret_sharing.Recovery] = {}
@@ -37,18 +36,10 @@ class Recoverer:
         threshold: int,
         verify: Callable[[int], _Verified | None],
     ) -> _Verified | None:
-        """Recovers a secret and verifies it.
+        """Recovers a secret; returns the key that `verify` turns it into.
 
-        Args:
-          shares: Shares by the index of their holder.
-          points: Points of the shares, by the index of their holder.
-          threshold: Number of shares that recover the secret.
-          verify: Function that turns the secret into the key to return; None for a number that
-            is not the secret.
-
-        Returns:
-          Result of `verify` for the secret; None if there are too few shares, or too many wrong
-          ones among them.
+        None if there are too few shares, or too many wrong ones among them. `verify` returns None
+        for a number that is not the secret. Shares and points are by the index of their holder.
         """
         if len(shares) < threshold:
             return None
@@ -84,12 +75,7 @@ class Unmasker:
     """Recovery of the masks in a sum from the shares that one session's devices have revealed."""
 
     def __init__(self, session: bytes, num_revealed: Mapping[int, int]):
-        """Starts without masks.
-
-        Args:
-          session: Name of the session, to which keys are bound.
-          num_revealed: Number of shares that each device has revealed.
-        """
+        """Starts without masks; keys are bound to the session."""
         self._session = session
         self._recoverer = Recoverer(num_revealed)
         self._added: list[bytes] = []  # Keys of the masks that devices added, or subtracted.
@@ -103,17 +89,9 @@ class Unmasker:
         threshold: int,
         commitment: bytes,
     ) -> bool:
-        """Recovers the self-mask of a device.
+        """Recovers the self-mask of a device whose vector is in the sum; returns whether it could.
 
-        Args:
-          owner: Index of the device, whose vector is in the sum.
-          shares: Shares of its seed, by holder.
-          points: Points of the shares, by holder.
-          threshold: Number of shares that recover the seed.
-          commitment: Commitment to its seed.
-
-        Returns:
-          Whether the seed could be recovered.
+        Shares of the seed, and their points, are by holder.
         """
 
         def verify(seed: int) -> bytes | None:
@@ -137,18 +115,10 @@ class Unmasker:
         public_key: bytes,
         others: Mapping[int, bytes],
     ) -> bool:
-        """Recovers the masks that an absent device has in common with its neighbours.
+        """Recovers the masks that an absent device has in common with its neighbours, if it can.
 
-        Args:
-          owner: Index of the device, whose vector is not in the sum.
-          shares: Shares of its private key for masks, by holder.
-          points: Points of the shares, by holder.
-          threshold: Number of shares that recover the key.
-          public_key: Public key for masks that it advertised.
-          others: Public keys of its neighbours in the sum, by index.
-
-        Returns:
-          Whether the key could be recovered.
+        The device's vector is not in the sum. Shares of its private key for masks, and their
+        points, are by holder. `others` are the public keys of its neighbours in the sum, by index.
         """
 
         def verify(key: int) -> keys.KeyPair | None:

@@ -78,12 +78,7 @@ Layout = tuple[Segment, ...]
 
 
 def packed_bytes(layout: Layout, *, in_bits: bool = False) -> int:
-    """Computes the number of bytes of a packed vector.
-
-    Args:
-      layout: Layout of the vector.
-      in_bits: Whether entries take bits rather than whole bytes, as in `pack`.
-    """
+    """Computes the number of bytes of a packed vector; `in_bits` is that of `pack`."""
     return sum(
         _bytes_of_bits(segment)
         if in_bits and segment.has_shorter_bits
@@ -102,15 +97,7 @@ def zeros(layout: Layout) -> Vector:
 
 
 def check(vector: Sequence[np.ndarray], layout: Layout) -> None:
-    """Checks that a vector has a layout.
-
-    Args:
-      vector: Vector to check.
-      layout: Layout that it should have.
-
-    Raises:
-      ValueError: If the number of segments, the shape or type of one, or an entry is wrong.
-    """
+    """Raises ValueError unless segments, shapes, types and entries of a vector fit a layout."""
     if len(vector) != len(layout):
         raise validation.UsageError(f"vector must have {len(layout)} segments, got {len(vector)}.")
     for i, (entries, segment) in enumerate(zip(vector, layout, strict=True)):
@@ -132,13 +119,7 @@ def check(vector: Sequence[np.ndarray], layout: Layout) -> None:
 
 
 def add(vector: Vector, other: Vector, layout: Layout) -> None:
-    """Adds `other` to `vector` in place, modulo each segment's modulus.
-
-    Args:
-      vector: Vector that is changed in place, such as the sum of one group.
-      other: Vector that is added, such as the sum of another group.
-      layout: Layout of both vectors.
-    """
+    """Adds `other` to `vector` in place, modulo each segment's modulus."""
     for entries, others, segment in zip(vector, other, layout, strict=True):
         if segment.is_power_of_two:
             np.add(entries, others.astype(entries.dtype, copy=False), out=entries)
@@ -149,17 +130,10 @@ def add(vector: Vector, other: Vector, layout: Layout) -> None:
 
 
 def pack(vector: Vector, layout: Layout, *, in_bits: bool = False) -> bytes:
-    """Packs a vector as bytes.
+    """Packs a vector as bytes; its entries must be below their modulus (`check`).
 
-    Args:
-      vector: Vector whose entries are below their modulus, which `check` checks.
-      layout: Layout of the vector.
-      in_bits: Whether entries of a segment follow each other bit by bit, the least significant bit
-        first, where that takes fewer bytes; otherwise each takes the fewest whole bytes,
-        little-endian.
-
-    Returns:
-      `packed_bytes(layout, in_bits=in_bits)` bytes.
+    With `in_bits`, entries of a segment follow each other bit by bit, the least significant bit
+    first, where that takes fewer bytes; otherwise each takes the fewest whole bytes, little-endian.
     """
     parts = []
     for entries, segment in zip(vector, layout, strict=True):
@@ -217,13 +191,9 @@ def _words_of_bits(
 ) -> tuple[np.ndarray, list[tuple[np.ndarray, np.integer]]]:
     """Makes a buffer of zeros for the bits of entries, and views of it as words.
 
-    Args:
-      segment: Segment of the entries.
-      group: Number of entries whose bits are a whole number of bytes.
-
-    Returns:
-      The buffer of bytes; and for each entry in a group the words that have the entries of this
-      place of all groups, and the number of bits before the entry in a word.
+    `group` is the number of entries whose bits are a whole number of bytes. Returns the buffer; and
+    for each entry in a group the words that have the entries of this place of all groups, and the
+    number of bits before the entry in a word.
     """
     bits, num_groups = segment.bits_per_entry, -(-segment.size // group)
     dtype = np.dtype("<u4" if bits + 7 <= 32 else "<u8")
@@ -240,17 +210,10 @@ def _words_of_bits(
 
 
 def unpack(content: bytes, layout: Layout) -> Vector:
-    """Unpacks a vector that `pack` made bytes of, in whole bytes or in bits.
+    """Unpacks an untrusted vector that `pack` made bytes of; its length tells the format.
 
-    Args:
-      content: Packed vector, whose length tells its format. Untrusted.
-      layout: Layout that the vector should have.
-
-    Returns:
-      A vector; its arrays may be read-only views of `content`.
-
-    Raises:
-      ValueError: If there are more or fewer bytes, or an entry is not below its modulus.
+    The arrays may be read-only views of `content`. It raises ValueError if there are more or fewer
+    bytes, or an entry is not below its modulus.
     """
     lengths = [packed_bytes(layout, in_bits=in_bits) for in_bits in (False, True)]
     if len(content) not in lengths:

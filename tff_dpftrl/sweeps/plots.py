@@ -1,4 +1,4 @@
-"""Plots of a sweep's results: `curves.png`, `pareto.png` and `noise.png`."""
+"""Plots of a sweep's results: `curves.png` and `pareto.png`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from tff_dpftrl.sweeps import results as results_lib
 if TYPE_CHECKING:
     from matplotlib import axes as axes_lib
     from matplotlib import figure as figure_lib
-
-    from tff_dpftrl.sweeps import production
 
 _ACCURACY = "top-1 accuracy on held-out users"
 _EXACT = "Exact figures of simulations: no ε covers them."
@@ -165,36 +163,6 @@ def _thinned(values: Sequence[float], closest: float = 1.15) -> list[float]:
         if not kept or value >= kept[-1] * closest:
             kept.append(value)
     return kept
-
-
-def noise(
-    families: Sequence[production.Family], target_accuracy: float, baselines: Mapping[str, float]
-) -> figure_lib.Figure:
-    """Plots accuracy against the noise multiplier, with the line of the target accuracy."""
-    figure, axes = _figure()
-    for family, look in zip(families, _looks(len(families)), strict=True):
-        errors = [point.standard_error or 0.0 for point in family.points]
-        axes.errorbar(
-            [point.noise_multiplier for point in family.points],
-            [point.accuracy for point in family.points],
-            yerr=errors,
-            ms=5,
-            capsize=3,
-            lw=1.2,
-            label=family.label,
-            **look,
-        )
-    axes.axhline(target_accuracy, color="black", lw=1, label="target")
-    _draw_baselines(axes, baselines)
-    values = [point.noise_multiplier for family in families for point in family.points]
-    if max(values) > 10.0 * min(values):
-        axes.set_xscale("log")
-    axes.set_xlabel("noise multiplier z")
-    _name_accuracy(axes)
-    axes.set_title("mean over seeds ± standard error", fontsize=10)
-    _add_legend(axes, len(families))
-    figure.supxlabel(_EXACT, fontsize=9)
-    return figure
 
 
 def write(output: pathlib.Path, results: Sequence[results_lib.CellResult]) -> None:

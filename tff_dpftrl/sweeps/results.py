@@ -45,13 +45,10 @@ class CellResult:
       delta: δ of the privacy statement, before the end of the options; None if it is not known.
       noise_multiplier: Noise multiplier z, in a simulation that of the larger run; 0 for no
         noise. None before the end if it is calibrated.
-      clip_norm_inflation: Norm that the noise is relative to, over the clip norm; above 1 with
-        secure aggregation.
       baselines: Accuracies of n-gram models, by name.
       code_version: Version of this package that began the run; None if it has not begun.
-      of_last_model: Further metrics of the model after the last round, by name: stand-ins for a
-        keyboard's A/B metrics, and the accuracy with a cache of each user's earlier text. Empty
-        before the end, and of protected held-out users.
+      of_last_model: Further metrics of the model after the last round, by name: the accuracy with
+        a cache of each user's earlier text. Empty before the end, and of protected held-out users.
     """
 
     cell: cells_lib.Cell
@@ -62,7 +59,6 @@ class CellResult:
     simulated_epsilon: float | None
     delta: float | None
     noise_multiplier: float | None
-    clip_norm_inflation: float
     baselines: Mapping[str, float]
     code_version: str | None = None
     of_last_model: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -111,7 +107,6 @@ def read(output: pathlib.Path, cell: cells_lib.Cell) -> CellResult:
         simulated_epsilon=parameters.get("simulated_epsilon"),
         delta=statement.get("delta", cell.config.delta),
         noise_multiplier=noise_multiplier,
-        clip_norm_inflation=parameters.get("clip_norm_inflation", 1.0),
         baselines=_json(folder, "private/baselines.json"),
         code_version=_json(folder, "config.json").get("versions", {}).get("tff_dpftrl"),
         of_last_model=_of_last_model(folder) if state == "finished" else {},
@@ -119,11 +114,7 @@ def read(output: pathlib.Path, cell: cells_lib.Cell) -> CellResult:
 
 
 def _of_last_model(folder: pathlib.Path) -> dict[str, float]:
-    held_out = _json(folder, "held_out.json")
-    keyboard = held_out.get("keyboard", {})  # Older runs had none.
-    found = {name: keyboard.get(name) for name in reported.KEYBOARD_METRICS}
-    measured = {name: value for name, value in found.items() if value is not None}
-    return measured | reported.with_earlier_text(held_out, "top1_with_earlier_text")
+    return reported.with_earlier_text(_json(folder, "held_out.json"), "top1_with_earlier_text")
 
 
 def _json(folder: pathlib.Path, name: str) -> dict[str, Any]:

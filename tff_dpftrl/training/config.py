@@ -1,8 +1,7 @@
 """The one frozen description of a training run.
 
-Flags of `tff-dpftrl train`, keys of a TOML file and the resolved `config.json`
-of a run are all the fields of `TrainingConfig`: what is claimed and what is run
-cannot drift apart.
+Flags of `tff-dpftrl train`, keys of a TOML file and the resolved `config.json` of a run are all the
+fields of `TrainingConfig`: what is claimed and what is run cannot drift apart.
 """
 
 from __future__ import annotations
@@ -66,22 +65,22 @@ class TrainingConfig(language_config.LanguageConfig):
 
     base_vocabulary: str | None = _option(
         None,
-        "--vocabulary dp: public vocabulary, 'docs', 'english' or a file, whose rarer half gives "
-        "way to words of the training users; 'none' for their words alone. If not given, the one "
-        "that a run without --vocabulary takes.",
+        "--vocabulary dp: public vocabulary to start from, 'docs', 'english' or a file. Words of "
+        "the training users, counted with noise, replace its rarer half. 'none': their words "
+        "alone. Default: the one that a run without --vocabulary takes.",
         "data",
     )
     batch_size: int = _option(8, "Sequences in a client's batch.", "data", 1)
     max_sequences_per_client: int = _option(
-        64, "Sequences of one client used in a round, at most.", "data", 1
+        64, "Largest number of sequences of one client that are used in a round.", "data", 1
     )
 
-    num_rounds: int = _option(100, "Rounds of training.", "federated learning", 1)
+    num_rounds: int = _option(100, "Number of rounds of training.", "federated learning", 1)
     clients_per_round: int = _option(
-        20, "Clients in a round's cohort (the report goal).", "federated learning", 1
+        20, "Number of clients in a round's cohort (the report goal).", "federated learning", 1
     )
     client_epochs: int = _option(
-        1, "Passes of a client over its sequences.", "federated learning", 1
+        1, "Number of passes of a client over its sequences in a round.", "federated learning", 1
     )
     client_learning_rate: float = _option(
         1.0, "Learning rate of the clients' SGD.", "federated learning", 0.0
@@ -97,8 +96,8 @@ class TrainingConfig(language_config.LanguageConfig):
     )
     server_adam_epsilon: float = _option(
         1e-7,
-        "What the server's optimizer 'adam' adds to the root of its second moment: steps are "
-        "normalised where updates are larger than it.",
+        "Term that the server's optimizer 'adam' adds to the root of its second moment. Steps are "
+        "normalised where updates are larger than this term.",
         "federated learning",
         0.0,
     )
@@ -115,24 +114,27 @@ class TrainingConfig(language_config.LanguageConfig):
     )
     iterate_averaging: float | None = _option(
         None,
-        "Evaluate and keep the exponential moving average of the rounds' models, with this decay "
-        "(0.95 averages some 20 rounds), not the last one; costs no privacy.",
+        "Decay of the exponential moving average of the rounds' models, which is evaluated and "
+        "kept in place of the last model; 0.95 averages some 20 rounds. It costs no privacy. "
+        "Default: no average.",
         "federated learning",
         0.0,
     )
 
     algorithm: Algorithm = _option(
         "dp-ftrl",
-        "dp-ftrl (federated averaging with correlated noise, no sampling assumption), or dp-fedavg "
-        "or dp-fedsgd (independent noise, amplified by secret Poisson sampling of users).",
+        "Algorithm. dp-ftrl: federated averaging with correlated noise, without a sampling "
+        "assumption. dp-fedavg and dp-fedsgd: independent noise, amplified by secret Poisson "
+        "sampling of users.",
         "privacy",
     )
     sampling: Sampling | None = _option(
         None,
-        "Secret samples of users beside correlated noise, for data that one party holds whole: "
-        "cyclic (groups take turns, Poisson samples of the group; a banded mechanism), bins (each "
-        "user is in every round of a bin) or b-min-sep (Poisson samples of those who were not in "
-        "the last rounds). min_sep is the number of groups, or the b. For dp-ftrl and dp-fedavg.",
+        "Secret sampling of users beside correlated noise, for data that one party holds whole. "
+        "cyclic: groups take turns, and a round is a Poisson sample of the group; needs a banded "
+        "mechanism. bins: each user is in every round of a bin. b-min-sep: Poisson samples of the "
+        "users who were not in the last rounds. min_sep is the number of groups, or the b. For "
+        "dp-ftrl and dp-fedavg.",
         "privacy",
     )
     mechanism: Mechanism = _option(
@@ -143,28 +145,29 @@ class TrainingConfig(language_config.LanguageConfig):
     )
     strategy: str | None = _option(
         None,
-        "Instead of a mechanism's own optimisation: a file that `tff-dpftrl optimize --output` "
-        "wrote, or an entry of the zoo like blt-gboard-b400, of production models.",
+        "Strategy in place of a mechanism that is optimised for the run: a file that `tff-dpftrl "
+        "optimize --output` wrote, or an entry of the zoo of production models, like "
+        "blt-gboard-b400.",
         "privacy",
     )
     noise_multiplier: float | None = _option(
         None, "Standard deviation of the noise draws per unit of clip norm.", "privacy", 0.0
     )
     target_epsilon: float | None = _option(
-        None, "Instead of a noise multiplier: the largest ε the whole run may spend.", "privacy"
+        None, "Largest ε that the whole run may spend, in place of a noise multiplier.", "privacy"
     )
     delta: float = _option(defaults.DELTA, "δ of the (ε, δ) statement.", "privacy")
     budget_shares: str | None = _option(
         None,
-        "Shares of the budget for what is released besides the weights, like vocabulary=0.05; the "
-        "defaults if not given.",
+        "Shares of the budget for what is released besides the weights, like vocabulary=0.05. "
+        "Default: the default shares.",
         "privacy",
     )
     metrics_epsilon: float | None = _option(
         None,
-        "Release loss and accuracy on the training cohorts with noise, for this ε if nothing else "
-        "were released; target_epsilon is for the whole. Or give budget_shares like metrics=0.05. "
-        "If neither is given, they stay in private/.",
+        "Largest ε of the loss and accuracy on the training cohorts, if nothing else were "
+        "released: they are then released with noise. target_epsilon is for the whole. Or give a "
+        "share, like budget_shares metrics=0.05. Default: they stay in private/.",
         "privacy",
     )
     clip_norm: float = _option(
@@ -172,87 +175,92 @@ class TrainingConfig(language_config.LanguageConfig):
     )
     estimator: Estimator = _option(
         "fixed-denominator",
-        "dp-fedavg and dp-fedsgd: what a cohort's sum is divided by, the expected number of "
-        "clients, or the number that came but not less than that, which takes twice the noise.",
+        "dp-fedavg and dp-fedsgd: denominator of a cohort's sum. fixed-denominator: the expected "
+        "number of clients. clipped-denominator: the number of clients that came, but not less "
+        "than the expected one; it takes twice the noise.",
         "privacy",
     )
     per_layer_clipping: bool = _option(
         False,
         "dp-fedavg and dp-fedsgd: clip each of the m tensors of an update by itself, to clip_norm "
-        "/ √m, not all of them together.",
+        "/ √m, instead of all of them together.",
         "privacy",
     )
     clip_norm_schedule: str | None = _option(
         None,
         "dp-fedavg and dp-fedsgd: later clip norms, each behind the number of rounds after which "
-        "it comes, like 2000:7.9,4000:5. The noise changes with the clip norm, so that noise "
-        "multiplier and ε are the same as without (McMahan et al. 2018, section 3).",
+        "it begins, like 2000:7.9,4000:5. The noise changes with the clip norm, so that noise "
+        "multiplier and ε stay the same (McMahan et al. 2018, section 3).",
         "privacy",
     )
     simulate_report_goal: int | None = _option(
         None,
-        "Simulate a run with so many clients a round: the noise on the average of "
-        "clients_per_round is what that run would have. Noise, target_epsilon, min_sep and "
-        "max_participations are then that run's; the statement says what it and what the "
-        "simulation promise.",
+        "Number of clients a round of a larger run to simulate. The noise on the average of "
+        "clients_per_round is then what that run would have. Noise, target_epsilon, min_sep and "
+        "max_participations are then those of the larger run. The statement says what it and what "
+        "the simulation promise.",
         "privacy",
         1,
     )
     simulate_population: int | None = _option(
-        None, "Number of clients of the run that simulate_report_goal is of.", "privacy", 1
+        None,
+        "Number of clients in the population of the larger run (simulate_report_goal).",
+        "privacy",
+        1,
     )
     min_sep: int | None = _option(
         None,
-        "Smallest difference between the indices of two rounds of one client (a stride, not the "
-        "gap in between); if not given, the largest that the population allows.",
+        "Smallest difference between the indices of two rounds of one client: a stride, not the "
+        "gap in between. Default: the largest that the population allows.",
         "privacy",
         1,
     )
     max_participations: int | None = _option(
         None,
-        "Largest number of rounds of one client; if not given, as many as min_sep allows, or, "
-        "without min_sep, as few as equal shares of the rounds need.",
+        "Largest number of rounds of one client. Default: as many as min_sep allows, or, without "
+        "min_sep, as few as equal shares of the rounds need.",
         "privacy",
         1,
     )
     error: Literal["max", "rms"] | None = _option(
         None,
-        "Noise that an optimised mechanism minimises: the largest (max) or the root mean square "
-        "(rms) over the prefix sums; max for blt and rms for the others if not given.",
+        "Noise that an optimised mechanism minimises, over the prefix sums: the largest (max) or "
+        "the root mean square (rms). Default: max for blt and rms for the others.",
         "privacy",
     )
     workload: Literal["prefix", "auto"] = _option(
         "prefix",
-        "Sums whose noise an optimised mechanism minimises: prefix sums of the updates, or, with "
-        "auto, those that server_optimizer, its schedule and iterate_averaging make models of. For "
-        "adam, auto takes its momentum and schedule, and its preconditioner as constant.",
+        "Sums whose noise an optimised mechanism minimises. prefix: prefix sums of the updates. "
+        "auto: the sums from which server_optimizer, its schedule and iterate_averaging make "
+        "models. For adam, auto takes its momentum and schedule, and takes its preconditioner as "
+        "constant.",
         "privacy",
     )
     buffers: int | None = _option(
-        None, "Buffers of the BLT mechanism; chosen automatically if not given.", "privacy", 1
+        None, "Number of buffers of the BLT mechanism. Default: chosen automatically.", "privacy", 1
     )
     max_decay: float | None = _option(
         None,
-        "Largest buffer decay of the BLT mechanism, 1 for no bound; 1 - 1 / rounds if not given.",
+        "Largest buffer decay of the BLT mechanism; 1 for no bound. Default: 1 - 1 / rounds.",
         "privacy",
         0.0,
     )
     bands: int | None = _option(
         None,
-        "Bands of bandmf, bandtoep and bandfhu (min_sep if not given; bands - 1 model copies "
-        "are kept; without min_sep, those of bandtoep with a sampling and a target_epsilon are of "
-        "least noise), or of the inverse for bisr, bifr and bandinv "
-        f"({mechanism_defaults.INVERSE_BANDS} if not given).",
+        "Number of bands of bandmf, bandtoep and bandfhu, or of the inverse for bisr, bifr and "
+        f"bandinv. Default: min_sep, or {mechanism_defaults.INVERSE_BANDS} for the inverse. For "
+        "bandtoep with a sampling and a target_epsilon, but without min_sep, the number with the "
+        "least noise. Memory of bandmf, bandtoep and bandfhu: bands - 1 copies of the model.",
         "privacy",
         1,
     )
     correlation: float | None = _option(
-        None, "Share λ of the mechanism lambda-cgd; tuned if not given.", "privacy", 0.0
+        None, "Share λ of the mechanism lambda-cgd. Default: tuned.", "privacy", 0.0
     )
     adaptive_clipping: bool = _option(
         False,
-        "Estimate the clip norm privately while training; clip_norm is the first one. The noise "
-        "restarts whenever the estimate is taken over.",
+        "Estimate the clip norm privately while training, from clip_norm on. The noise restarts "
+        "whenever the estimate is taken over.",
         "privacy",
     )
     target_unclipped_quantile: float = _option(
@@ -264,7 +272,7 @@ class TrainingConfig(language_config.LanguageConfig):
     clipped_count_stddev: float | None = _option(
         None,
         "Adaptive clipping: standard deviation of the noise on a round's number of unclipped "
-        "users; clients_per_round / 20 if not given. In a simulation it is of its own cohorts.",
+        "users. In a simulation it is that of its own cohorts. Default: clients_per_round / 20.",
         "privacy",
         0.0,
     )
@@ -276,54 +284,61 @@ class TrainingConfig(language_config.LanguageConfig):
     )
     restart_optimizer: bool = _option(
         False,
-        "Adaptive clipping: the server's optimizer restarts with the noise, its momentum zero.",
+        "Adaptive clipping: restart the server's optimizer with the noise, with zero momentum.",
         "privacy",
     )
     secagg_bits: int | None = _option(
         None,
-        "Clients encode their updates as integers of so many bits a parameter, which is what "
-        "secure aggregation sums. The noise is scaled up for what rounding may add.",
+        "Number of bits a parameter of the integers that clients encode their updates as, which "
+        "secure aggregation sums. The noise is scaled up for what rounding may add. Default: no "
+        "encoding.",
         "privacy",
         1,
     )
 
     noise: learning_options.NoiseGenerator = _option(
         "philox",
-        "Generator of the updates' noise (that of metrics and of a vocabulary is another): "
-        "'philox', or 'secure' for AES-256 in counter mode, with Gaussians that are rounded "
-        "without error and added on a grid, safe from attacks on floating point.",
+        "Generator of the updates' noise; metrics and a vocabulary have another one. 'philox'. "
+        "'secure': AES-256 in counter mode, with Gaussians that are rounded without error and "
+        "added on a grid, safe from attacks on floating point.",
         "privacy",
     )
 
     max_epsilon: float | None = _option(
         None,
-        "Stop before the round that would bring the ε spent above this.",
+        "Largest ε: the run stops before the round that would bring the ε spent above this. "
+        "Default: no limit.",
         "run",
     )
     stop_at_accuracy: float | None = _option(
-        None, "Stop once the held-out top-1 accuracy reaches this (a share, not %).", "run"
+        None,
+        "Held-out top-1 accuracy at which the run stops, as a share, not in %. Default: the "
+        "run does not stop for accuracy.",
+        "run",
     )
     held_out_users: Literal["public", "protected"] = _option(
         "public",
-        "Whether figures of the held-out users, who never train, may be published. With "
-        "'protected' all that is measured on them stays in private/, the best model too; with "
-        "metrics_epsilon, evaluations on them are released with noise, for the same ε.",
+        "Whether figures of the held-out users, who never train, may be published. 'protected': "
+        "all that is measured on them stays in private/, the best model too. With "
+        "metrics_epsilon, evaluations on them are then released with noise, for the same ε.",
         "run",
     )
-    eval_every: int = _option(10, "Rounds between evaluations on held-out users.", "run", 1)
+    eval_every: int = _option(
+        10, "Number of rounds between evaluations on held-out users.", "run", 1
+    )
     eval_sequences: int = _option(
-        4000, "Held-out sequences used in an evaluation, at most.", "run", 1
+        4000, "Largest number of held-out sequences in an evaluation.", "run", 1
     )
     seed: int = _option(
         0,
-        "Public seed of the shuffling, the initial model and dp-ftrl's cohorts; neither of noise "
-        "nor of sampled cohorts, whose seeds are secret.",
+        "Public seed of the shuffling, the initial model and dp-ftrl's cohorts. It is not the "
+        "seed of noise or of sampled cohorts: those seeds are secret.",
         "run",
     )
     deterministic_noise_seed: int | None = _option(
         None,
-        "Seed of the noise, for debugging only: whoever knows it can subtract the noise, so that "
-        "the run is NOT private. If not given, the operating system's generator is used.",
+        "Seed of the noise, for debugging only. Whoever knows it can subtract the noise: the run "
+        "is NOT private. Default: the operating system's generator.",
         "run",
     )
 

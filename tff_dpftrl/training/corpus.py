@@ -86,11 +86,8 @@ class TextOptions(UserOptions):
 class RunText:
     """Text by user, in two parts, and the vocabulary.
 
-    Attributes:
-      train: The training users, the ones who are protected.
-      held_out: Users who never train.
-      words: The vocabulary.
-      num_untouched: Number of users who are kept for a test, and not used.
+    Training users are protected; held-out users never train. `num_untouched` users are kept for a
+    test, and not used.
     """
 
     train: user_text.UserText
@@ -106,20 +103,7 @@ def read(
     cache: pathlib.Path | None = None,
     notice: tables.Notice = tables.to_stderr,
 ) -> RunText:
-    """Reads the corpus and the vocabulary that options name.
-
-    Args:
-      options: Options of text and vocabulary.
-      rows: Rows that are the corpus instead (`sources.of_rows`); `data` is then their name.
-      cache: File for the texts of a table that is too large for memory; a temporary one if None.
-      notice: Callback for lines about what was found in a table.
-
-    Returns:
-      The text, with the users of `read_users`.
-
-    Raises:
-      ValueError: If corpus or vocabulary cannot be used.
-    """
+    """Reads the corpus and the vocabulary that options name."""
     require_packages(vars(options))
     parts = read_users(options, rows=rows, cache=cache, notice=notice)
     protected = parts.train

@@ -7,37 +7,45 @@ import math
 import operator
 import os
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from tff_dpftrl import json_text, validation
 from tff_dpftrl.accounting import composition, gaussian
+from tff_dpftrl.accounting import parts as parts_lib
 from tff_dpftrl.data import sources, table_files
 from tff_dpftrl.mechanisms import branches, serialization
 from tff_dpftrl.participation import recount
 from tff_dpftrl.participation import schema as schema_lib
-from tff_dpftrl.runs import earlier_runs, joint_runs, manifest
+from tff_dpftrl.runs import cohort_seed, earlier_runs, joint_runs, manifest
 from tff_dpftrl.training import corpus, language_config, warm_start
 
 _FRESH_NOISE = 3
 """First version of the noise of which each execution of a round draws its own."""
+_SAME_IN_COPIES = ("config", "derived", "facts", "kind", "noise_version")
+"""Parts of `config.json` that a copy of a run has in common with it."""
 _LEDGER = pathlib.PurePath("private", "ledger.sqlite")
 
 
 @dataclasses.dataclass(frozen=True)
 class Fork:
-    """Folders that went on from one state of a run.
+    """Folders that went on from one state of a run, or may have.
 
     Attributes:
-      folders: The folders. One whose rounds are all in another one, too, costs nothing.
-      shared_rounds: Number of rounds that all of them share.
+      folders: The folders. One whose rounds are all in another one, too, costs nothing, unless its
+        statement has an evaluation, which may have been made again, or states more.
+      shared_rounds: Number of rounds that all of them share; None if it is not known.
       spent: What all have spent together, to be composed. An entry without a guarantee says that
         their noise, or secret samples, may be the same after they part.
+      unread: Folders whose ledgers are not readable: by their options they may be copies.
+      is_choice: Whether they are copies of one choice among runs, which may have been made twice.
     """
 
     folders: tuple[pathlib.Path, ...]
-    shared_rounds: int
+    shared_rounds: int | None
     spent: tuple[composition.Spent, ...]
+    unread: tuple[pathlib.Path, ...] = ()
+    is_choice: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +59,7 @@ class Budget:
       not_compared: Folders of runs whose corpus is not where it was or was in memory, or by whose
         options the corpus that is asked for cannot be read.
       not_found: Names of runs that others began with and that are in none of the folders.
-      forks: Runs that went on several times from one state.
+      forks: Runs that went on several times from one state, or may have.
     """
 
     runs: dict[pathlib.Path, composition.Spent]
@@ -83,7 +91,7 @@ def of_corpus(data: str, folders: Sequence[str | os.PathLike[str]]) -> Budget:
     without, not_compared, began_with, known = [], [], set(), set()
     begun = (folder.parent for folder in _folders_with(str(manifest.COPY), folders))
     with_runs = sorted({*_folders_with(manifest.NAME, folders), *begun})
-    released = set()
+    released, charged = set(), []
     for choice in _choices(with_runs, folders):
         named, cost = _read_choice(choice)
         runs = filter(manifest.exists, choice.glob(f"private/{joint_runs.CELLS}/*"))
@@ -91,6 +99,7 @@ def of_corpus(data: str, folders: Sequence[str | os.PathLike[str]]) -> Budget:
             not_compared.append(choice)
         elif is_on := asked.is_of(named, runs):
             spent[choice] = cost
+            charged.append(choice)
             known.add(joint_runs.WINNER)
             released.add(_statement(choice / manifest.PRIVATE / joint_runs.WINNER))
         elif is_on is None:
@@ -118,44 +127,152 @@ def of_corpus(data: str, folders: Sequence[str | os.PathLike[str]]) -> Budget:
             spent[folder] = composition.Spent(folder.name)
     known |= {run.name for run in spent.values()} | {folder.name for folder in without}
     not_found = tuple(sorted(began_with - known))
-    return Budget(spent, tuple(without), tuple(not_compared), not_found, _forks(spent))
+    return Budget(spent, tuple(without), tuple(not_compared), not_found, _forks(spent, charged))
 
 
-def _forks(spent: dict[pathlib.Path, composition.Spent]) -> tuple[Fork, ...]:
-    """Finds runs whose ledgers have committed to the same states, up to some round."""
-    of_runs: dict[str, dict[pathlib.Path, tuple[str, ...]]] = {}
-    for folder in spent:
-        try:
-            states = recount.states(folder / _LEDGER)
-        except (ValueError, OSError):  # There is none, or another process has it open.
-            continue
-        of_runs.setdefault(states[0], {})[folder] = states
-    return tuple(_fork(states, spent) for states in of_runs.values() if len(states) > 1)
+def _forks(
+    spent: dict[pathlib.Path, composition.Spent], choices: Collection[pathlib.Path]
+) -> tuple[Fork, ...]:
+    """Finds runs whose ledgers have committed to the same states, and copies of choices."""
+    records: dict[bytes, list[pathlib.Path]] = {}
+    for choice in choices:
+        records.setdefault((choice / joint_runs.RECORD).read_bytes(), []).append(choice)
+    found = [
+        Fork(tuple(same), None, _nothing(spent[same[0]]), is_choice=True)
+        for same in records.values()
+        if len(same) > 1
+    ]
+    runs = [folder for folder in spent if folder not in choices]
+    states = {folder: _states(folder) for folder in runs}
+    of_runs: dict[str, set[pathlib.Path]] = {}
+    for folder, own in states.items():
+        if own is not None:
+            of_runs.setdefault(own[0], set()).add(folder)
+    groups = list(of_runs.values())
+    for folder in runs:
+        if states[folder] is None:
+            alike = {folder, *(one for one in runs if _may_be_copies(folder, one, spent))}
+            groups, apart = [], groups
+            for group in apart:
+                if alike.isdisjoint(group):
+                    groups.append(group)
+                else:
+                    alike |= group
+            groups.append(alike)
+    for group in groups:
+        if len(group) > 1:
+            known = {folder: states[folder] for folder in runs if folder in group}
+            read = {folder: own for folder, own in known.items() if own is not None}
+            is_read = len(read) == len(known)
+            found.append(_fork(read, spent) if is_read else _possible_fork(known, spent))
+    return tuple(found)
+
+
+def _states(folder: pathlib.Path) -> tuple[str, ...] | None:
+    """Reads the states that a run has committed to; None if its ledger is not readable, or gone."""
+    try:
+        states = recount.states(folder / _LEDGER)
+    except (ValueError, OSError):  # Another process may have it open.
+        return None
+    return states if states and all(states) else None
+
+
+def _may_be_copies(
+    one: pathlib.Path, two: pathlib.Path, spent: dict[pathlib.Path, composition.Spent]
+) -> bool:
+    """Returns whether two folders may be of one run, by what copies of a folder have in common."""
+    if one == two or spent[one].epsilon is None or spent[two].epsilon is None:
+        return False  # Without a guarantee, nothing is promised in any case.
+    of_one, of_two = manifest.public(one), manifest.public(two)
+    if any(of_one.get(name) != of_two.get(name) for name in _SAME_IN_COPIES):
+        return False
+    seeds = _cohort_seed(one), _cohort_seed(two)
+    return None in seeds or seeds[0] == seeds[1]
+
+
+def _cohort_seed(folder: pathlib.Path) -> int | None:
+    try:
+        return cohort_seed.read(folder / manifest.PRIVATE)
+    except ValueError:
+        return None
+
+
+def _nothing(run: composition.Spent) -> tuple[composition.Spent, ...]:
+    return (composition.Spent(run.name, unit_of_privacy=run.unit_of_privacy),)
+
+
+def _have_fresh_noise(folders: Iterable[pathlib.Path]) -> bool:
+    versions = [manifest.public(folder).get("noise_version") for folder in folders]
+    return all(isinstance(one, int) and one >= _FRESH_NOISE for one in versions)
+
+
+def _possible_fork(
+    states: dict[pathlib.Path, tuple[str, ...] | None],
+    spent: dict[pathlib.Path, composition.Spent],
+) -> Fork:
+    """Charges folders that may be of one run, of which some ledger is not readable."""
+    runs = [spent[folder] for folder in states]
+    if not _have_fresh_noise(states) or any(run.rho_zcdp is None for run in runs):
+        runs = list(_nothing(runs[0]))
+    unread = tuple(folder for folder, own in states.items() if own is None)
+    return Fork(tuple(states), None, tuple(runs), unread)
 
 
 def _fork(
     states: dict[pathlib.Path, tuple[str, ...]], spent: dict[pathlib.Path, composition.Spent]
 ) -> Fork:
     apart: list[pathlib.Path] = []  # Without those whose rounds are all in a longer one.
+    besides: list[pathlib.Path] = []  # Of these, what may have released something else.
     for folder, own in sorted(states.items(), key=lambda item: -len(item[1])):
-        if all(states[longer][: len(own)] != own for longer in apart):
+        longer = [one for one in apart if states[one][: len(own)] == own]
+        if not longer:
             apart.append(folder)
+        elif not any(_covers(one, folder, spent) for one in longer):
+            besides.append(folder)
+    charged = [*apart, *besides]
     runs = [spent[folder] for folder in apart]
     rhos = [run.rho_zcdp for run in runs if run.rho_zcdp is not None]
-    versions = [manifest.public(folder).get("noise_version") for folder in apart]
-    is_fresh = all(isinstance(one, int) and one >= _FRESH_NOISE for one in versions)
-    are_independent = len(apart) == 1 or (is_fresh and len(rhos) == len(apart))
+    is_one = len(apart) == 1 or len(rhos) == len(apart)  # Else samples may be the same.
+    are_independent = len(charged) == 1 or (is_one and _have_fresh_noise(charged))
     if not are_independent or any(spent[folder].epsilon is None for folder in states):
-        runs = [composition.Spent(runs[0].name, unit_of_privacy=runs[0].unit_of_privacy)]
-    elif len(apart) > 1:
-        fork_at = len(os.path.commonprefix([states[folder] for folder in apart])) - 1
+        return Fork(tuple(states), _shared_rounds(states.values()), _nothing(runs[0]))
+    if len(apart) > 1:
+        fork_at = _shared_rounds(states[folder] for folder in apart)
         rho = _joint_rho(apart, rhos, fork_at)
         if rho < sum(rhos):
             delta = max(run.delta or 0.0 for run in runs)
             epsilon = gaussian.epsilon(gaussian.mu_from_rho(rho), delta)
             runs = [dataclasses.replace(runs[0], delta=delta, epsilon=epsilon, rho_zcdp=rho)]
-    shared_rounds = len(os.path.commonprefix(list(states.values()))) - 1
-    return Fork(tuple(states), shared_rounds, tuple(runs))
+    runs += [spent[folder] for folder in besides]
+    return Fork(tuple(states), _shared_rounds(states.values()), tuple(runs))
+
+
+def _shared_rounds(states: Iterable[tuple[str, ...]]) -> int:
+    return len(os.path.commonprefix(list(states))) - 1
+
+
+def _covers(
+    longer: pathlib.Path, copy: pathlib.Path, spent: dict[pathlib.Path, composition.Spent]
+) -> bool:
+    """Returns whether a copy with no round of its own has released no more than the longer run.
+
+    Its evaluations may have been made again, with noise of their own.
+    """
+    if any(part["name"] == parts_lib.EVALUATION for part in _stated_parts(copy)):
+        return False
+    of_copy, of_longer = spent[copy], spent[longer]
+    return all(
+        ours is None or (theirs is not None and ours <= theirs)
+        for ours, theirs in (
+            (of_copy.epsilon, of_longer.epsilon),
+            (of_copy.delta, of_longer.delta),
+            (of_copy.rho_zcdp, of_longer.rho_zcdp),
+        )
+    )
+
+
+def _stated_parts(folder: pathlib.Path) -> Sequence[Mapping[str, Any]]:
+    return json_text.read_object(folder / "privacy_statement.json").get("parts") or ()
 
 
 def _joint_rho(folders: Sequence[pathlib.Path], rhos: Sequence[float], shared_rounds: int) -> float:

@@ -126,11 +126,14 @@ class TextConfig:
         None, "SQLite: read only this split; all of them if not given.", "data"
     )
     max_users: int | None = option(
-        None, "Use only the first so many training users; all if not given.", "data", 2
+        None,
+        "Largest number of training users: only the first ones are used. Default: all.",
+        "data",
+        2,
     )
     train_on_test_users: bool = option(
         False,
-        "Train on the users, too, who are otherwise kept for a test of your own: one in ten, by a "
+        "Also train on the users who are otherwise kept for a test of your own: one in ten, by a "
         "hash of the id. One in ten more is held out in any case.",
         "data",
     )
@@ -181,30 +184,30 @@ class LanguageConfig(TextConfig):
 
     tokenizer: Tokenizer | None = option(
         None,
-        "What text is split into: 'words'; sub-words that are learned on the public text of "
-        "--vocabulary, 'wordpiece' (pieces of words; can be in exported models and in plans of "
-        "devices) or 'sentencepiece' (pieces of text with its spaces, and bytes, so that nothing "
-        "is unknown); or those of a 'checkpoint', from the tokenizer.json of --vocabulary or of "
-        "the initial weights (docs/how_to/subwords.md). If not given, as in a vocabulary.json or "
+        "Units that text is split into. 'words'. 'wordpiece': pieces of words, which exported "
+        "models and plans of devices can have. 'sentencepiece': pieces of text with its spaces, "
+        "and bytes, so that nothing is unknown. Sub-words of both kinds are learned on the public "
+        "text of --vocabulary. 'checkpoint': the units of the tokenizer.json of --vocabulary or "
+        "of the initial weights (docs/how_to/subwords.md). Default: as in a vocabulary.json or "
         "tokenizer.json; else words.",
         "data",
     )
     vocabulary: str | None = option(
         None,
-        "Source of the vocabulary: 'english' (frequent words of ordinary English), 'docs' "
-        "(docstrings of the standard library, for technical text), the vocabulary.json of a model, "
-        "the tokenizer.json of a checkpoint, or a file that you declare to be public, either one "
-        "word a line (.txt) or a corpus of other users, as for --data. 'dp' (train) counts words "
-        "of the training users with noise, for a share of the budget, and 'private' without, which "
-        "the privacy statement then does not cover. If not given, that of "
-        "the initial weights, if there are any; else 'docs' for the data 'docs' and for sub-words, "
-        "and 'english' for all others.",
+        "Source of the vocabulary. 'english': frequent words of ordinary English. 'docs': "
+        "docstrings of the standard library, for technical text. A file: the vocabulary.json of a "
+        "model, the tokenizer.json of a checkpoint, or a file that you declare to be public, "
+        "either one word a line (.txt) or a corpus of other users, as for --data. 'dp' (train): "
+        "words of the training users, counted with noise, for a share of the budget. 'private': "
+        "the same without noise, which the privacy statement then does not cover. Default: that "
+        "of the initial weights, if there are any; else 'docs' for the data 'docs' and for "
+        "sub-words, and 'english' for all others.",
         "data",
     )
     vocabulary_size: int | None = option(
         None,
-        "Number of words, or of sub-words, in the vocabulary, at most; "
-        f"{vocabulary_lib.DEFAULT_SIZE} if not given, or all of a vocabulary.json.",
+        "Largest number of words, or of sub-words, in the vocabulary. Default: "
+        f"{vocabulary_lib.DEFAULT_SIZE}, or all of a vocabulary.json.",
         "data",
         1,
     )
@@ -237,8 +240,8 @@ class LanguageConfig(TextConfig):
 
     initial_weights: str | None = option(
         None,
-        "Begin with the model in this folder of `tff-dpftrl pretrain` (or of an earlier run, whose "
-        "users are then not covered by this one's statement); at random if not given.",
+        "Folder of a model to begin with, from `tff-dpftrl pretrain`, or from an earlier run, "
+        "whose users this run's statement then does not cover. Default: random weights.",
         "model",
     )
 

@@ -17,22 +17,7 @@ Decay = Literal["none", "linear", "cosine"]
 class LearningOptions:
     """Optimizers, their schedule, the adaptation of a learned clip norm, and the noise's generator.
 
-    Attributes:
-      num_rounds: Number of rounds, over which the server's learning rate decays.
-      client_learning_rate: Learning rate of the clients' SGD.
-      server_optimizer: Optimizer of the server.
-      server_learning_rate: Learning rate of the server's optimizer.
-      server_momentum: Momentum of the optimizer 'momentum'.
-      server_adam_epsilon: Term that the optimizer 'adam' adds to the root of its second moment.
-      server_warmup_rounds: Rounds over which the server's learning rate grows to its full value.
-      server_decay: How the server's learning rate falls to zero over the rounds.
-      server_restarts: Rounds in which the state of the server's optimizer restarts.
-      iterate_averaging: Decay of the average of the rounds' models; None for no average.
-      target_unclipped_quantile: Share of clients that adaptive clipping leaves unclipped.
-      clip_learning_rate: Step of the logarithm of the adaptive clip norm.
-      clipped_count_stddev: Standard deviation of the noise on a round's number of unclipped
-        clients; None for a twentieth of the cohort.
-      noise: Generator of the noise.
+    The fields are those of `config.TrainingConfig`, whose help says what they mean.
     """
 
     num_rounds: int

@@ -27,10 +27,7 @@ class OpenedRun:
     """A run that can be trained as far as could be checked without TensorFlow.
 
     Attributes:
-      output: Folder of the run.
-      config: Resolved options of the run.
       known: Manifest of a run that has begun; None for a new run.
-      text: Text and vocabulary of the run.
       model: Custom model; None if the config names one.
       model_trained_on: Public text that the caller's model was trained on; None if unknown.
       placement: Where the clients work.

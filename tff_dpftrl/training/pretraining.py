@@ -86,9 +86,7 @@ class PublicText:
     """Public text in two parts, and the vocabulary.
 
     Attributes:
-      train: Users whose text is trained on.
       held_out: Users whose text decides which epoch is best.
-      words: The vocabulary.
       corpus: Corpus of the text, in words.
       left_out: Number of texts that were left out as near-duplicates; None if none were sought.
       near_duplicates_of: Corpus that they nearly repeat; None if none were sought.

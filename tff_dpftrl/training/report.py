@@ -66,7 +66,6 @@ _BESIDE_RELEASED = (
     "exact figures in private/ and on the terminal; do not publish them."
 )
 _BASELINES = pathlib.PurePath("private", "baselines.json")
-_KEYBOARD_BASELINES = pathlib.PurePath("private", "keyboard_baselines.json")
 _HELD_OUT = "held_out.json"
 
 
@@ -91,8 +90,6 @@ class TrainingResults:
         the run has not ended yet.
       held_out: Metrics that `TextTask.examine` measured on the held-out users after the last
         round; None if the run has not ended yet.
-      keyboard_baselines: What `keyboard.Meter` found of the n-gram models, by name; empty if the
-        run has not ended yet.
       statement: The privacy statement.
       summary: The outcome in a few lines.
     """
@@ -100,7 +97,6 @@ class TrainingResults:
     rows: Sequence[Mapping[str, Any]]
     baselines: Mapping[str, float]
     held_out: Mapping[str, Any] | None
-    keyboard_baselines: Mapping[str, Mapping[str, Any]]
     statement: statement_lib.PrivacyStatement
     summary: str
 
@@ -301,14 +297,12 @@ class TextPresentation(prepared.Presentation):
             _noised_accuracy(rows, unit),
             self._figures.of_last_rounds(rows, self._stddev, unit) if self._figures else None,
             _on_held_out_users(held_out) if held_out else None,
-            _as_keyboard(held_out) if held_out else None,
             outcome.progress,
             failure(rows, self._known.facts["vocabulary_size"], baselines),
             reporting.promise(statement),
         ]
         text = "\n".join(filter(None, summary))
-        keyboards = _read_keyboard_baselines(output) if held_out else {}
-        return TrainingResults(rows, baselines, held_out, keyboards, statement, text)
+        return TrainingResults(rows, baselines, held_out, statement, text)
 
 
 class TextEvaluator(prepared.Evaluator):
@@ -343,8 +337,6 @@ class TextEvaluator(prepared.Evaluator):
         write_held_out(output, rounds_done, measured, private=private)
         # Counted on the training users, and so among the run's secrets.
         add_baselines(output, {**self._baselines, **self._task.baselines()})
-        text = json.dumps(self._task.keyboard_baselines(), indent=2) + "\n"
-        durable_files.write(output / _KEYBOARD_BASELINES, text.encode("utf-8"), private=True)
 
 
 def _protects_held_out(known: manifest.Manifest) -> bool:
@@ -388,15 +380,6 @@ def _read_baselines(output: pathlib.Path) -> dict[str, float]:
     return _read(_BASELINES, output, check) or {}
 
 
-def _read_keyboard_baselines(output: pathlib.Path) -> dict[str, Mapping[str, Any]]:
-    def check(baselines: Any) -> dict[str, Mapping[str, Any]]:
-        for measured in baselines.values():
-            keyboard_shares(measured)  # It reads all that is needed.
-        return baselines
-
-    return _read(_KEYBOARD_BASELINES, output, check) or {}  # Older runs had none.
-
-
 def _read_held_out(output: pathlib.Path, rounds_done: int) -> dict[str, Any] | None:
     def check(measured: Any) -> dict[str, Any] | None:
         if measured["round"] != rounds_done:
@@ -405,8 +388,6 @@ def _read_held_out(output: pathlib.Path, rounds_done: int) -> dict[str, Any] | N
         head = measured["head_words"]
         if any(len(shares) != head["top"] + 1 for shares in head["histograms"].values()):
             raise ValueError
-        if "keyboard" in measured:  # Older runs had none.
-            keyboard_shares(measured["keyboard"])
         return measured
 
     is_public = (output / _HELD_OUT).exists()
@@ -437,26 +418,6 @@ def _on_held_out_users(measured: Mapping[str, Any]) -> str:
         f"their text (histograms: {_HELD_OUT})."
     )
     return "\n".join(lines)
-
-
-def keyboard_shares(measured: Mapping[str, Any]) -> list[str]:
-    """Returns percentages of what `keyboard.Meter` found; "–" for a share of nothing.
-
-    They are those of `results.KEYBOARD_METRICS`.
-    """
-    values = (measured[name] for name in results.KEYBOARD_METRICS)
-    return ["–" if value is None else f"{value:.1%}" for value in values]
-
-
-def _as_keyboard(held_out: Mapping[str, Any]) -> str | None:
-    if "keyboard" not in held_out:
-        return None
-    picked, triggered, decoder, rescored = keyboard_shares(held_out["keyboard"])
-    return (
-        f"For a user who takes a suggestion if and only if it is right: three suggestions hold "
-        f"{picked} of next words; inline ones, half of them right, come with {triggered} of words; "
-        f"a decoder of noisy taps is right about {decoder}, with the model {rescored}."
-    )
 
 
 def _with_earlier_text(measured: Mapping[str, Mapping[str, float]]) -> list[str]:

@@ -34,10 +34,8 @@ class TaskOptions:
 class LanguageTask(text_task.TextTask):
     """Text, model and client work of a federated run.
 
-    Attributes:
-      client_spec: Batches and epochs of a client in a round.
-      seed: Seed of the initial model and of the order of a client's sequences.
-      initial_weights: Initial weights of the model; drawn with `seed` if None.
+    `client_spec` has batches and epochs of a client in a round. `seed` is that of the initial
+    model, if there are no initial weights, and of the order of a client's sequences.
     """
 
     client_spec: client_datasets.ClientSpec

@@ -15,7 +15,6 @@ from tff_dpftrl.data import sequences, split, user_text, vocabulary
 from tff_dpftrl.models import (
     evaluation,
     held_out,
-    keyboard,
     language_model,
     metrics,
     ngrams,
@@ -39,12 +38,8 @@ _COUNTED = 2**19  # Sequences that n-grams are counted on, at most: more take gi
 class TextFacts:
     """Exact figures of the text of the users who are protected: for the operator's eyes only.
 
-    Attributes:
-      num_users: Number of training users.
-      num_users_without_text: Number of training users without a word, who train on nothing.
-      num_sequences: Number of sequences of the training users.
-      num_words: Number of words in the sequences.
-      oov_share: Share of the words that are not in the vocabulary.
+    Users without text have no word and train on nothing. `oov_share` is the share of the words that
+    are not in the vocabulary.
     """
 
     num_users: int
@@ -66,8 +61,6 @@ class TextTask:
       num_held_out_users: Number of users that the held-out rows were taken from.
       targets_per_character: Number of targets for each character of the held-out users' text.
       num_untouched_users: Number of users who are kept for a test, and not used.
-      words: The vocabulary.
-      model: The model.
       held_out_text: Sequences of all held-out users.
     """
 
@@ -130,18 +123,15 @@ class TextTask:
         `users`, `sequences` and `words` say what it was measured on. `accuracy_by_user` has, for
         the two ways to count words out of the vocabulary, the number of users who have words, and
         quantiles of their top-1 accuracies. `head_words` is the histogram of Table 3 of McMahan et
-        al. 2018, `keyboard` the result of `keyboard.Meter`, and `earlier_text` has top-1 accuracies
-        over the words of the vocabulary, with a cache of what the same user wrote earlier and
-        without it.
+        al. 2018, and `earlier_text` has top-1 accuracies over the words of the vocabulary, with a
+        cache of what the same user wrote earlier and without it.
         """
-        meter = keyboard.Meter(self._typed)
         predictions = held_out.predict_words(
             self.model,
             weights,
             self.special,
             self.held_out,
             batch_size=self._rows_at_a_time,
-            visit=meter.add,
             mix=self._earlier_text.mix,
         )
         by_user = {
@@ -165,7 +155,6 @@ class TextTask:
                     zip(map(str, held_out.HEAD_SIZES), histogram.tolist(), strict=True)
                 ),
             },
-            "keyboard": meter.result(),
             "earlier_text": self._with_earlier_text(predictions),
         }
 
@@ -196,11 +185,6 @@ class TextTask:
         }
 
     @functools.cached_property
-    def _typed(self) -> keyboard.TypedWords:
-        words = self.words.words if self.words.oov is not None else None
-        return keyboard.TypedWords.create(self.held_out, self.special, words)
-
-    @functools.cached_property
     def training_text(self) -> TextFacts:
         """Counts the training users' text; the first time, all of it is split into words."""
         survey = self.train.survey
@@ -224,15 +208,10 @@ class TextTask:
             f"{name}{of}": ngram_model.evaluate(self.held_out, order).top1_in_vocab
             for name, order in _NGRAM_ORDERS.items()
         }
-        with_cache, _ = self._judged_ngrams
+        with_cache = self._ngrams_with_cache()
         return alone | {
             f"{name}{of}{results.WITH_EARLIER_TEXT}": with_cache[name] for name in with_cache
         }
-
-    def keyboard_baselines(self) -> Mapping[str, Mapping[str, Any]]:
-        """Returns `keyboard.Meter.result` of the n-grams of `baselines`, by their names."""
-        (_, of), (_, meters) = self._ngrams, self._judged_ngrams
-        return {f"{name}{of}": meter.result() for name, meter in meters.items()}
 
     @functools.cached_property
     def _ngrams(self) -> tuple[ngrams.NgramModel, str]:
@@ -247,10 +226,8 @@ class TextTask:
         )
         return ngram_model, of
 
-    @functools.cached_property
-    def _judged_ngrams(self) -> tuple[dict[str, float], dict[str, keyboard.Meter]]:
-        """Top-1 accuracies with the cache of `examine`, and meters, of n-grams by their names."""
-        meters = {name: keyboard.Meter(self._typed) for name in _NGRAM_ORDERS}
+    def _ngrams_with_cache(self) -> dict[str, float]:
+        """Returns top-1 accuracies of n-grams with the cache of `examine`, by their names."""
         right: dict[str, list[np.ndarray]] = {name: [] for name in _WITH_CACHE}
         for start in range(0, len(self.held_out), self._rows_at_a_time):
             rows = self.held_out[start : start + self._rows_at_a_time]
@@ -260,13 +237,11 @@ class TextTask:
             places, positions = np.divmod(words[known], rows.shape[1] - 1)
             cached = self._earlier_text.lookup(start + places, positions, self.words.size)
             found = self._ngrams[0].probabilities(rows, words)
-            for (name, meter), shares in zip(meters.items(), found, strict=True):
-                meter.add(shares)
+            for name, shares in zip(_NGRAM_ORDERS, found, strict=True):
                 if name in right:
                     mixed = text_cache.mixture(shares[known], *cached)
                     right[name].append(held_out.best_are(mixed, targets[known], self.special))
-        accuracies = {name: float(np.concatenate(parts).mean()) for name, parts in right.items()}
-        return accuracies, meters
+        return {name: float(np.concatenate(parts).mean()) for name, parts in right.items()}
 
 
 def sequences_of(

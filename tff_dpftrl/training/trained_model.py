@@ -267,12 +267,8 @@ class TrainedModel:
 class TrainedFiles:
     """The files of a trained model, of which the small one has been read.
 
-    Attributes:
-      model_path: The file of the model.
-      words: The vocabulary.
-      rule: Tokenizer that splits text into words.
-      checkpoint: The checkpoint in Hugging Face's layout that holds the model; None if it is in
-        `model_path`.
+    `checkpoint` is the checkpoint in Hugging Face's layout that holds the model; None if it is in
+    `model_path`.
     """
 
     model_path: pathlib.Path
@@ -286,20 +282,11 @@ class TrainedFiles:
         *,
         sequence_length: int | None = None,
     ) -> TrainedModel:
-        """Reads the model.
+        """Reads the model; refuses a file of another vocabulary.
 
-        Args:
-          model: Custom model that the run trained, if it trained one; its
-            weights do not matter.
-          sequence_length: Number of positions of the model of a checkpoint in Hugging Face's
-            layout; `hugging_face.SEQUENCE_LENGTH` if None.
-
-        Returns:
-          The model.
-
-        Raises:
-          ValueError: If its file is no model, or is that of another vocabulary; or if `model`
-            is missing, is not the run's, or is given for a run that has none.
+        `model` is the custom model that the run trained, if it trained one; its weights do not
+        matter. `sequence_length` is the number of positions of the model of a checkpoint in Hugging
+        Face's layout; `hugging_face.SEQUENCE_LENGTH` if None.
         """
         from tff_dpftrl.models import export
         from tff_dpftrl.training import custom_models

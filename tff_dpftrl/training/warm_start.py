@@ -35,7 +35,6 @@ class InitialWeights:
     """Weights to begin with.
 
     Attributes:
-      weights: One array for each entry of the model's `weight_shapes`.
       source: Source of the weights, for the privacy statement.
       is_public: Whether the weights are recorded to be of public text alone, chosen without a look
         at other text.

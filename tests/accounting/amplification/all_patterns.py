@@ -32,21 +32,6 @@ def min_sep_chances(num_rounds, min_sep, probability):
     return np.array(patterns), np.array(chances)
 
 
-def cyclic_chances(num_rounds, num_groups, probability):
-    """Returns all patterns of cyclic Poisson sampling with secret groups, and probabilities."""
-    chances: dict[tuple[int, ...], float] = {}
-    for group in range(num_groups):
-        turns = range(group, num_rounds, num_groups)
-        for coins in itertools.product((0, 1), repeat=len(turns)):
-            pattern = [0] * num_rounds
-            for turn, coin in zip(turns, coins, strict=True):
-                pattern[turn] = coin
-            taken = sum(coins)
-            chance = probability**taken * (1 - probability) ** (len(coins) - taken) / num_groups
-            chances[tuple(pattern)] = chances.get(tuple(pattern), 0.0) + chance
-    return np.array(list(chances)), np.array(list(chances.values()))
-
-
 def simulated_deltas(sums, chances, epsilon, rng, num_samples=20_000):
     """Simulates δ(ε) of P = Σ chances N(sums, I) against N(0, I), removing and adding.
 

@@ -47,6 +47,10 @@ _FILES = serving and serving.Files(
 )
 
 
+_EPSILON = 'privacy_epsilon{task="toy"}'
+_ACCEPTED = 'reports_total{outcome="accepted",task="toy"}'
+
+
 def _deployment(files=_FILES, address="127.0.0.1:0", store="store", num_selectors=3):
     settings = serving_lib.Settings(address=address, population_size=500.0, round_seconds=2.0)
     settings = dataclasses.replace(
@@ -227,8 +231,12 @@ def _fleet(folder, corpora):
         running.join()
 
 
-def _asked(url):
-    return json.loads(urllib.request.urlopen(url).read())
+def _figures(page):
+    """Figures of `/metrics`, by name and labels; and the page, which reads what is spent."""
+    urllib.request.urlopen(page).read()
+    lines = urllib.request.urlopen(f"{page}/metrics").read().decode().splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name.removeprefix("tff_dpftrl_"): float(value) for name, value in pairs}
 
 
 @pytest.fixture(scope="module", name="corpora")
@@ -281,12 +289,13 @@ def test_the_command_serves_a_fleet_on_two_nodes_whoever_is_killed(nodes, corpor
                 _until(lambda: rounds() >= done + 4)
                 _until(lambda: ray_hosts.places("tests").get("worker-0", places["worker-0"])
                        != places["worker-0"])  # fmt: skip
-        _until(lambda: (_asked(f"{page}/task.json")["privacy"] or {}).get("num_rounds") == rounds())
-        shown, privacy = _asked(f"{page}/data.json"), _asked(f"{page}/task.json")["privacy"]
-        totals = shown["totals"]
-        assert totals["committed"] == rounds() and shown["epoch"] == shown["leaders"] == 1
-        assert totals["reports"] >= counts.shapes["-v[]+^"] > 0
-        assert totals["sessions"] >= sum(counts.shapes.values())
+        charged = lambda: f"Charged: {rounds()} committed rounds"  # noqa: E731
+        _until(lambda: charged() in urllib.request.urlopen(page).read().decode())
+        shown = _figures(page)
+        assert shown['rounds_committed_total{task="toy"}'] == rounds()
+        assert shown["lease_epoch"] == shown["leaders_total"] == 1
+        assert shown[_ACCEPTED] >= counts.shapes["-v[]+^"] > 0
+        assert shown["sessions_total"] >= sum(counts.shapes.values())
         assert command.end() == 0
     assert command.lines[-1].startswith("Stopped. What is committed is in the store")
     told = [line for line in command.lines if "of 200 committed" in line]
@@ -310,20 +319,22 @@ def test_the_command_serves_a_fleet_on_two_nodes_whoever_is_killed(nodes, corpor
             )
             await served.start()
             try:
-                url = f"{served.page_address}/task.json"
-                while (await asyncio.to_thread(_asked, url))["privacy"] is None:
+                while _EPSILON not in (
+                    found := await asyncio.to_thread(_figures, served.page_address)
+                ):
                     await asyncio.sleep(0.1)
-                return (await asyncio.to_thread(_asked, url))["privacy"]
+                return found[_EPSILON]
             finally:
                 await served.stop()
 
-    assert asyncio.run(asyncio.wait_for(look(), 120)) == privacy
+    assert asyncio.run(asyncio.wait_for(look(), 120)) == shown[_EPSILON]
     assert lines[0] == f"toy: goes on after round {rounds()} of 200."
     with sql.SqlStore(place) as store:
         found = task_report.write(task.folder, store, tmp_path / "report", with_held_out=False)
         history = store.history("tests", "toy")
-    assert found.statement.epsilon == privacy["declared_epsilon"]
-    assert history[-1]["privacy/epsilon"] == privacy["epsilon"]
+        last = store.last_commit("tests", "toy")
+    assert found.statement.epsilon == task.privacy(last).declared_epsilon
+    assert history[-1]["privacy/epsilon"] == shown[_EPSILON]
     assert [row["round"] for row in history] == list(range(rounds()))
 
 
@@ -344,9 +355,10 @@ def test_a_server_that_is_left_running_is_found_again_and_stopped(nodes, corpora
     assert "serve --stop" in command.lines[-1]
     with _command([*arguments, "--detach"]) as command:
         page = command.wait_for("Status page:")
-        totals = _asked(f"{page}/data.json")["totals"]
+        shown = _figures(page)
         # What happened meanwhile is told now, but not line by line.
-        assert totals["committed"] >= 3 and totals["reports"] >= counts.shapes["-v[]+^"]
+        assert shown['rounds_committed_total{task="toy"}'] >= 3
+        assert shown[_ACCEPTED] >= counts.shapes["-v[]+^"]
         assert not [line for line in command.lines if "committed" in line]
         assert command.end() == 0
     assert folder.endpoint.exists()

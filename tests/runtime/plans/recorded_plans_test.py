@@ -15,8 +15,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tests.runtime.tasks import small_folder
+from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.plans import device_work, plan_pb2, server_work, signing, tensor_values
-from tff_dpftrl.runtime.tasks import planned_task, task_folder
+from tff_dpftrl.runtime.tasks import planned_task, task_folder, task_privacy
 from verification import memory_store
 
 _RECORD = pathlib.Path(__file__).with_name("recorded_plans.npz")
@@ -76,6 +77,9 @@ def test_a_task_of_version_0_4_goes_on_with_noise_that_follows_from_its_state():
     terms = dataclasses.replace(small_folder.TERMS, server_plan=signed.server.sha256.hex())
     folder = task_folder.TaskFolder(_RECORD, signed, server, devices, terms, small_folder.CONFIG)
     assert folder.repeats_noise
+    seen = participation_histograms.ObservedRounds(1, None, 1)
+    stated = task_privacy.TaskPrivacy(terms).statement(seen)
+    assert "as in version 0.4" in folder.with_caveat(stated).caveats[-1]
     rounds = small_folder.Rounds(planned_task.PlannedTask(folder), memory_store.MemoryStore())
     task, first = rounds.task.served.task, rounds.commit
     one, again = (

@@ -1,4 +1,7 @@
+import json
 import math
+import pathlib
+import re
 import sys
 
 import prometheus_client
@@ -10,6 +13,7 @@ from tests.runtime.status import watched
 from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.status import metrics
 
+_DOCS = pathlib.Path(__file__).parents[3] / "docs"
 HOSTILE = 'a"b\\c\n<script>{task="x"} 1'
 
 
@@ -136,6 +140,29 @@ def test_the_number_of_series_is_bounded_whatever_devices_say():
         told.seen.reported("train", f"reason {i}", 1)
         told.lose(reason=f"reason {i}")
     assert count() - before <= 25 + 25 + 13
+
+
+def test_the_dashboard_shows_metrics_that_there_are():
+    told = watched.Watched(
+        secure_sum=example_secure_task.task().secure_sum, rounds=example_secure_task.task().rounds
+    )
+    told.lose()
+    told.seen.session_refused("expired token")
+    told.seen.sent_away("enough devices are waiting", False)
+    exported = {
+        sample.name: set(sample.labels)
+        for family in families(told.seen, train={"epsilon": 1.0}).values()
+        for sample in family.samples
+    }
+    board = json.loads((_DOCS / "how_to" / "grafana_dashboard.json").read_text(encoding="utf-8"))
+    targets = [target for panel in board["panels"] for target in panel["targets"]]
+    assert len(targets) > 20
+    for target in targets:
+        named = re.findall(r"tff_dpftrl_\w+", target["expr"])
+        assert named, target
+        for name in named:
+            labels = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+            assert labels <= exported[name], target
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 import asyncio
 import contextlib
-import json
+import dataclasses
 import math
 import socket
 import sys
+import threading
 
 import pytest
 import tornado.httpclient
@@ -37,21 +38,30 @@ async def fetch(url, **changes):
         client.close()
 
 
-async def eventually(get, is_there):
-    """What `get` gives when it is there: what is read on a thread comes with a later request."""
+async def page_text(url, *words):
+    """The page, when it has all words: what is read on a thread comes with a later request."""
     for _ in range(200):
-        found = await get()
-        if is_there(found):
-            return found
+        answer = await fetch(url)
+        assert answer.code == 200
+        text = answer.body.decode()
+        if all(word in text for word in words):
+            return text
         await asyncio.sleep(0.05)
-    raise AssertionError(f"it never came: {found}")
+    raise AssertionError(f"they never came: {words}")
 
 
-def test_the_page_and_its_figures_are_served():
-    told = watched.Watched("train", "evaluate")
+def test_the_page_and_its_metrics_are_served():
+    told = watched.Watched("evaluate", "train")
+    told.seen.tasks["evaluate"].settings = dataclasses.replace(
+        told.seen.tasks["evaluate"].settings, model_of="train"
+    )
     told.lead()
     told.round()
-    told.tell()
+    threads = set()
+
+    def history(task):
+        threads.add(threading.current_thread())
+        return [HISTORY[0] | {"round": i} for i in range(3)]
 
     async def scenario():
         async with served(
@@ -59,37 +69,39 @@ def test_the_page_and_its_figures_are_served():
             privacy=lambda task: (
                 {"epsilon": 1.5, "delta": 1e-6, "rho_zcdp": math.nan} if task == "train" else None
             ),
-            history=lambda task: HISTORY,
+            history=history,
         ) as status:
             assert status.address.startswith("http://127.0.0.1:")
-            for path in ("/", "/page.js", "/page.css", "/charts.js", "/icon.svg"):
+            for path in ("/page.js", "/page.css", "/icon.svg"):
                 answer = await fetch(status.address + path)
                 assert (answer.code, len(answer.body) > 100) == (200, True), path
-
-            async def data():
-                return json.loads((await fetch(status.address + "/data.json")).body)
-
-            found = await eventually(data, lambda found: "epsilon" in found["tasks"][0])
-            assert found["tasks"][0]["epsilon"] == 1.5
-            assert "epsilon" not in found["tasks"][1]
-            assert found["tasks"][0]["rounds_done"] == 1
-            assert found["session_shapes"] == [["-v[]+^", 1, 100.0]]
-            assert found["window"]["name"] == "day"
-
-            async def task():
-                return json.loads((await fetch(status.address + "/task.json?task=0")).body)
-
-            found = await eventually(task, lambda found: found["history_state"] == ["", 1])
-            assert found["privacy"] == {"epsilon": 1.5, "delta": 1e-6, "rho_zcdp": None}
-            assert found["reports"] == [["accepted", 4]]
-            answer = await fetch(status.address + "/history.json?task=0")
-            assert json.loads(answer.body)["history"]["columns"] == {"loss": [2.5]}
+            text = await page_text(status.address, "δ = 1e-06", "data:image/png;base64,")
+            assert "<h2>Task train</h2>" in text  # Not the evaluation, without a choice.
+            assert "<td>1.5</td>" in text and "ρ" not in text
+            text = await page_text(status.address + "/?task=0")
+            assert "Evaluates the model of train." in text
             answer = await fetch(status.address + "/metrics")
             families = {
                 family.name: family
                 for family in parser.text_string_to_metric_families(answer.body.decode())
             }
             assert families["tff_dpftrl_privacy_epsilon"].samples[0].value == 1.5
+
+    asyncio.run(scenario())
+    assert threading.main_thread() not in threads  # Where pictures are drawn, too.
+
+
+def test_each_population_has_its_page():
+    one, other = watched.Watched(), watched.Watched("<b>")
+
+    async def scenario():
+        async with served(one, other) as status:
+            front = await page_text(status.address)
+            assert '<a href="0/">keyboard</a>' in front and '<a href="1/">keyboard</a>' in front
+            assert "&lt;b&gt;" in await page_text(status.address + "/1/")
+            for path in ("/1/page.css", "/1/metrics", "/0/page.js"):
+                assert (await fetch(status.address + path)).code == 200, path
+            assert (await fetch(status.address + "/2/")).code == 404
 
     asyncio.run(scenario())
 
@@ -122,10 +134,8 @@ def test_files_of_the_report_are_served_and_nothing_else_of_the_folder(tmp_path)
                 "/report/0/",
             ):
                 assert (await fetch(status.address + path)).code == 404, path
-            task = json.loads((await fetch(status.address + "/task.json?task=0")).body)
-            assert [name for name, _ in task["report"]] == ["report.html"]
-            task = json.loads((await fetch(status.address + "/task.json?task=1")).body)
-            assert task["report"] == []
+            assert "report/0/report.html" in await page_text(status.address)
+            assert "No report is written yet" in await page_text(status.address + "/?task=1")
         async with served(told) as status:
             assert (await fetch(status.address + "/report/0/report.html")).code == 404
         async with served(told, reports=folders.get, allowed=access.Access(token=TOKEN)) as status:
@@ -138,10 +148,10 @@ def test_it_is_for_reading_and_answers_to_names_of_this_machine_only():
     async def scenario():
         async with served(watched.Watched()) as status:
             for method, body in (("POST", b""), ("PUT", b""), ("DELETE", None), ("PATCH", b"")):
-                answer = await fetch(status.address + "/data.json", method=method, body=body)
+                answer = await fetch(status.address + "/", method=method, body=body)
                 assert answer.code == 405
             assert (await fetch(status.address + "/", method="HEAD")).code == 200
-            answer = await fetch(status.address + "/data.json", headers={"Host": "evil.example"})
+            answer = await fetch(status.address + "/metrics", headers={"Host": "evil.example"})
             assert answer.code == 403
             port = status.address.rpartition(":")[2]
             answer = await fetch(status.address + "/", headers={"Host": f"localhost:{port}"})
@@ -150,10 +160,12 @@ def test_it_is_for_reading_and_answers_to_names_of_this_machine_only():
                 "/nothing",
                 "/../page.py",
                 "/assets/page.html",
-                "/data.json?window=year",
-                "/task.json?task=1",
-                "/task.json?task=-1",
-                "/history.json?task=x",
+                "/data.json",
+                "/?task=1",
+                "/?task=-1",
+                "/?task=x",
+                "/?task=99999999999999999999",
+                "/?task=%C2%B2",
             ):
                 answer = await fetch(status.address + path)
                 assert answer.code == 404, path
@@ -192,7 +204,7 @@ def test_an_open_page_answers_to_no_foreign_name_either():
     async def scenario():
         async with served(watched.Watched(), host=OTHERS, allowed=allowed) as status:
             port = status.address.rpartition(":")[2]
-            for path in ("/", "/data.json", "/metrics", "/nothing"):
+            for path in ("/", "/metrics", "/nothing"):
                 url = f"http://127.0.0.1:{port}{path}"
                 for name in (OTHERS, "status.example.org", "Status.Example.org:80"):
                     answer = await fetch(url, headers={"Host": name})
@@ -211,7 +223,7 @@ def test_a_page_with_a_token_is_for_those_who_have_it(host):
         allowed = access.Access(token=TOKEN)
         async with served(watched.Watched(), host=host, allowed=allowed) as status:
             url = f"http://127.0.0.1:{status.address.rpartition(':')[2]}"
-            for path in ("/", "/page.js", "/data.json", "/task.json", "/metrics", "/nothing"):
+            for path in ("/", "/page.js", "/?task=0", "/metrics", "/nothing"):
                 for method in ("GET", "HEAD"):
                     answer = await fetch(url + path, method=method)
                     assert answer.code == 401, path
@@ -227,7 +239,7 @@ def test_a_page_with_a_token_is_for_those_who_have_it(host):
             foreign = {**scraper, "Host": "evil.example"}
             assert (await fetch(f"{url}/metrics", headers=foreign)).code == 403
             browser = {"auth_username": "me", "auth_password": TOKEN}
-            assert (await fetch(f"{url}/data.json", **browser)).code == 200
+            assert (await fetch(f"{url}/", **browser)).code == 200
 
     asyncio.run(scenario())
 
@@ -235,11 +247,11 @@ def test_a_page_with_a_token_is_for_those_who_have_it(host):
 def test_nothing_may_come_from_elsewhere_and_no_script_stand_in_the_page():
     async def scenario():
         async with served(watched.Watched()) as status:
-            for path in ("/", "/page.js", "/charts.js", "/page.css", "/icon.svg", "/data.json"):
+            for path in ("/", "/page.js", "/page.css", "/icon.svg", "/metrics"):
                 answer = await fetch(status.address + path)
                 policy = answer.headers["Content-Security-Policy"]
                 assert "default-src 'none'" in policy and "script-src 'self'" in policy
-                assert "unsafe" not in policy
+                assert "img-src 'self' data:;" in policy and "unsafe" not in policy
                 assert answer.headers["X-Content-Type-Options"] == "nosniff"
                 assert "Access-Control-Allow-Origin" not in answer.headers
                 assert "Server" not in answer.headers
@@ -276,20 +288,9 @@ def test_what_cannot_be_read_is_told_and_the_rest_is_shown(caplog):
         told = watched.Watched()
         told.round()
         async with served(told, privacy=broken, history=broken) as status:
-
-            async def get(path):
-                return json.loads((await fetch(status.address + path)).body)
-
-            found = await eventually(
-                lambda: get("/task.json?task=0"), lambda found: found["privacy_error"]
-            )
-            assert found["reports"] == [["accepted", 4]]
-            found = await eventually(
-                lambda: get("/history.json?task=0"), lambda found: found["error"]
-            )
-            assert found["history"] is None
-            assert "secret" not in json.dumps(found)
-            assert (await get("/data.json"))["tasks"][0]["rounds_done"] == 1
+            told_of = "cannot be read (OSError): see the server&#x27;s log"
+            text = await page_text(status.address, told_of, f"The committed rounds {told_of}")
+            assert "accepted" in text and "secret" not in text
             assert (await fetch(status.address + "/metrics")).code == 200
 
     asyncio.run(scenario())

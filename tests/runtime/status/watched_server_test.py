@@ -1,7 +1,6 @@
 """A real server, over gRPC, tells observations what there is to see."""
 
 import asyncio
-import json
 import sys
 
 import pytest
@@ -66,21 +65,21 @@ def test_what_devices_do_is_seen_and_what_they_leave_is_nothing(tmp_path):
                 await status.start()  # Beside the server, on its loop.
                 try:
                     client = tornado.httpclient.AsyncHTTPClient(force_instance=True)
-                    answer = await client.fetch(status.address + "/data.json")
+                    answer = await client.fetch(status.address)
                     client.close()
                 finally:
                     await status.stop()
-                return json.loads(answer.body)
+                return answer.body.decode()
 
-    data = asyncio.run(story())
-    assert data["totals"]["sessions"] == 8
-    assert data["refused_sessions"] == [["unknown population", 1]]
-    assert data["totals"]["dropped_participating"] == 1
+    text = asyncio.run(story())
+    assert seen.series.total("sessions") == 8
+    assert seen.refused_sessions.items() == [("unknown population", 1)]
+    assert seen.series.total("dropped_participating") == 1
     assert figures.reports["accepted"] == 3
     assert figures.reports["wrong attempt"] == figures.reports["unusable"] == 1
-    assert data["tasks"][0]["rounds_done"] == 1
-    assert data["epoch"] == 1
-    assert data["session_shapes"] == [["-v[]+^", 1, 100.0]]
+    assert figures.rounds_done == 1
+    assert "lease epoch 1" in text
+    assert '<th scope="row">-v[]+^</th><td>1</td><td>100.0 %</td>' in text
     assert figures.bytes_sent > 6 * len(example.PLAN_OF_NOW)
     assert figures.bytes_received > 0
 

@@ -85,12 +85,7 @@ def _three_levels(levels: Levels, num_bins: int) -> Iterator[Levels]:
 class BallsInBins:
     """One run of a strategy with balls-in-bins sampling; see `from_strategy`.
 
-    Attributes:
-      strategy: Strategy with a C without negative entries.
-      noise_multiplier: z, standard deviation of the noise per unit clip norm.
-      num_rounds: Number of rounds n.
-      num_bins: Number of bins b; a client's stride.
-      kernel: Largest inner products of bins' sums of columns, from `patterns.bin_kernel`.
+    `kernel` has the largest inner products of bins' sums of columns, from `patterns.bin_kernel`.
     """
 
     strategy: strategy_lib.Strategy
@@ -108,20 +103,7 @@ class BallsInBins:
         num_rounds: int,
         num_bins: int,
     ) -> BallsInBins:
-        """Builds the run of a strategy with balls-in-bins sampling.
-
-        Args:
-          strategy: Strategy with a C without negative entries.
-          noise_multiplier: z, standard deviation of the noise per unit clip norm.
-          num_rounds: Number of rounds n.
-          num_bins: Number of bins b; a client's stride.
-
-        Returns:
-          The run.
-
-        Raises:
-          ValueError: If C has a negative entry, or an argument is out of range.
-        """
+        """Builds the run of a strategy whose C has no negative entries; `num_bins` is b."""
         noise = validation.noise_multiplier(noise_multiplier)
         num_rounds = validation.integer("num_rounds", num_rounds, minimum=1)
         num_bins = validation.integer("num_bins", num_bins, minimum=1)
@@ -164,16 +146,7 @@ class BallsInBins:
         return math.sqrt(self.variances[0])
 
     def estimate(self, delta: float, num_samples: int, seed: int) -> estimate_lib.Estimate:
-        """Estimates epsilon at `delta` by simulated privacy losses: no guarantee.
-
-        Args:
-          delta: Delta, strictly between 0 and 1.
-          num_samples: Number of draws in each direction.
-          seed: Seed of the draws.
-
-        Returns:
-          The estimate, with an interval of 99 % confidence.
-        """
+        """Estimates epsilon by simulated privacy losses, with a 99 % interval: no guarantee."""
         sums = patterns.bin_sums(self.strategy, self.num_rounds, self.num_bins)
         with np.errstate(divide="ignore", invalid="ignore"):
             gram = sums @ sums.T / self.noise_multiplier**2
@@ -278,18 +251,8 @@ def calibrate_noise_multiplier(
 ) -> float:
     """Computes the smallest z, to a relative 1e-3, with which balls in bins meets a target.
 
-    Args:
-      strategy: Strategy with a C without negative entries.
-      num_rounds: Number of rounds n.
-      num_bins: Number of bins b.
-      target_epsilon: Largest allowed epsilon.
-      delta: Delta of the target.
-
-    Returns:
-      The noise multiplier; its epsilon was evaluated and is not above the target.
-
-    Raises:
-      ValueError: If an argument is out of range.
+    C must have no negative entries. Epsilon of the result was evaluated and is not above the
+    target.
     """
     run = BallsInBins.from_strategy(
         strategy, noise_multiplier=1.0, num_rounds=num_rounds, num_bins=num_bins

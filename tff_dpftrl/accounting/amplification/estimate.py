@@ -24,11 +24,9 @@ _BATCH = 20_000
 
 
 class Draws(NamedTuple):
-    """Simulated privacy losses of one direction.
+    """Simulated privacy losses of one direction, and the logarithms of their weights.
 
-    Attributes:
-      losses: Privacy losses, shape [draws].
-      log_weights: Logarithms of the ratio of densities, true over drawn from, shape [draws].
+    A weight is the ratio of densities, true over drawn from.
     """
 
     losses: np.ndarray
@@ -38,12 +36,10 @@ class Draws(NamedTuple):
 class Direction(NamedTuple):
     """Simulation of one direction, removing or adding a unit.
 
-    Attributes:
-      draw: Function that draws losses: generator, number of draws, and tilt of at least 0. A larger
-        tilt makes larger losses; a tilt of 0 has no weights.
-      log_most: Function from tilt and epsilon to the logarithm of the largest weight of a loss
-        above epsilon.
-      best_tilt: Function from epsilon to the tilt that makes that weight smallest; below 0 for 0.
+    `draw` draws losses by generator, number of draws, and tilt. A larger tilt makes larger losses;
+    a tilt of 0 has no weights. `log_most` maps tilt and epsilon to the logarithm of the largest
+    weight of a loss above epsilon. `best_tilt` maps epsilon to the tilt that makes that weight
+    smallest; below 0 for 0.
     """
 
     draw: Callable[[np.random.Generator, int, float], Draws]
@@ -62,14 +58,7 @@ def untilted(draw: Callable[[np.random.Generator, int], np.ndarray]) -> Directio
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Estimated epsilon, which is not a guarantee.
-
-    Attributes:
-      epsilon: Estimate of the larger epsilon of both directions.
-      low: Lower end of an interval of 99 % confidence.
-      high: Upper end of that interval.
-      num_samples: Number of draws in each direction.
-    """
+    """Estimate of the larger epsilon of both directions, within 99 % confidence: no guarantee."""
 
     epsilon: float
     low: float
@@ -78,12 +67,10 @@ class Estimate:
 
 
 def _root(excess: Callable[[float], float], start: float, most: float = math.inf) -> float:
-    """Finds where a function becomes 0 that falls, at least near there; 0 if it is not above 0.
+    """Finds where `excess`, which falls at least near there, becomes 0; 0 if it is not above 0.
 
-    Args:
-      excess: Function of epsilon.
-      start: Epsilon from which the search goes up or down.
-      most: Largest result; the function need not become 0 before it.
+    The search begins at `start`. The result is at most `most`, even if `excess` is still above 0
+    there.
     """
     low = high = start
     step = max(start, 0.1) / 64.0
@@ -135,19 +122,8 @@ def estimate(
 ) -> Estimate:
     """Estimates epsilon at a delta, the larger one of both directions.
 
-    Args:
-      remove: Simulation of removing a unit.
-      add: Simulation of adding a unit.
-      delta: Delta, strictly between 0 and 1.
-      bound: Upper bound of epsilon, near which losses are drawn.
-      num_samples: Number of draws in each direction, at least 1000.
-      seed: Seed of the draws.
-
-    Returns:
-      The estimate.
-
-    Raises:
-      ValueError: If an argument is out of range, or epsilon has no finite bound.
+    Losses are drawn near `bound`, an upper bound of epsilon. Each direction needs at least 1000
+    samples.
     """
     validation.delta(delta)
     num_samples = validation.integer("num_samples", num_samples, minimum=1000)

@@ -48,15 +48,11 @@ _SMALLEST_DELTA = 1e-70
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-    """Law of a nonnegative random variable with mean 1: atoms at 0 and at e^(step · index).
+    """Distribution of a nonnegative variable of mean 1: atoms at 0 and at e^(step · index).
 
-    Attributes:
-      step: Interval h of the grid, in units of privacy loss.
-      first: Index of the first atom.
-      masses: Probabilities of the atoms at indices first, first + 1, …, shape [atoms].
-      zero: Probability of 0.
-      lost: Part of the mean that lies at infinity, with probability 0.
-      negligible: Part of the mean, or probability, that an operation may send to infinity or 0.
+    `step` is in units of privacy loss; `masses` begin at index `first`. `zero` is the probability
+    of 0. `lost` is the part of the mean that lies at infinity, with probability 0. `negligible` is
+    the part of the mean, or probability, that an operation may send to infinity or 0.
     """
 
     step: float
@@ -130,15 +126,11 @@ def one(step: float, negligible: float) -> Ratio:
 
 
 def lognormal(variance: float, step: float, negligible: float) -> Ratio:
-    """Builds the law of exp(u − variance/2), u ~ N(0, variance): one Gaussian's likelihood ratio.
+    """Builds the distribution of exp(u − variance/2), u ~ N(0, variance).
 
-    Args:
-      variance: Variance of the privacy loss, sensitivity² / noise variance, at least 0.
-      step: Interval of the grid.
-      negligible: Part of the mean, or probability, that may be sent to infinity or 0.
-
-    Returns:
-      The law; the masses of cells under Q and under P are exact, and split to their edges.
+    It is the likelihood ratio of one Gaussian; `variance` is sensitivity² / noise variance.
+    `negligible` is the part of the mean, or the probability, that may be sent to infinity or 0. The
+    masses of cells under Q and under P are exact, and split to their edges.
     """
     if variance == 0.0:
         return one(step, negligible)
@@ -160,26 +152,6 @@ def lognormal(variance: float, step: float, negligible: float) -> Ratio:
     masses[0] += below
     zero = max(float(special.ndtr(at_q[0])) - below, 0.0) + float(special.ndtr(-at_q[-1]))
     return Ratio(step, low, masses, zero, float(special.ndtr(-at_p[-1])), negligible)
-
-
-def grid_step(variance: float, num_factors: int, of_factor: float) -> float:
-    """Chooses the interval of a grid for the product of many independent ratios.
-
-    Args:
-      variance: Variance of the privacy loss of the largest Gaussian in one factor.
-      num_factors: Number of factors.
-      of_factor: Variance of one factor, to which rounding adds up to a quarter of the square of
-        the interval.
-
-    Returns:
-      The interval: a twentieth of a factor's standard deviation, or more where a grid to the
-      largest losses would have too many points.
-    """
-    reach = num_factors * variance + 20.0 * math.sqrt(num_factors * variance)
-    return max(0.05 * math.sqrt(min(of_factor, variance)), min(reach / _MOST_ATOMS, 1.0))
-
-
-_MOST_ATOMS = 30_000
 
 
 def _log_cell_masses(edges: np.ndarray) -> np.ndarray:
@@ -205,19 +177,6 @@ def product(first: Ratio, second: Ratio) -> Ratio:
     ).trimmed()
 
 
-def power(ratio: Ratio, exponent: int) -> Ratio:
-    """Computes the law of the product of `exponent` independent copies."""
-    result = None
-    while True:
-        if exponent & 1:
-            result = ratio if result is None else product(result, ratio)
-        exponent >>= 1
-        if not exponent:
-            assert result is not None
-            return result
-        ratio = product(ratio, ratio)
-
-
 def _add_pairs(
     out: np.ndarray,
     high: np.ndarray,
@@ -227,17 +186,11 @@ def _add_pairs(
     weight: float,
     step: float,
 ) -> None:
-    """Adds the law of weight · X + (1 − weight) · Y to `out`, where X > Y.
+    """Adds the distribution of weight · X + (1 − weight) · Y to `out`, where X > Y.
 
-    Args:
-      out: Masses, to be added to, shape [before + size + 1]; index `before` is the grid index
-        of the first atom of `high` and `low`.
-      high: Masses of X, shape [size].
-      low: Masses of Y, shape [size].
-      low_zero: Probability that Y is 0.
-      before: Number of indices of `out` below those of X; the mean lies at most so far below X.
-      weight: Weight of X.
-      step: Interval of the grid.
+    `high` and `low` are the masses of X and Y, shape [size]; `low_zero` is the probability that Y
+    is 0. `out` has shape [before + size + 1], and index `before` is the grid index of their first
+    atom. The mean lies at most `before` steps below X.
     """
     size, growth = len(high), math.expm1(step)
     last = math.floor(math.log(weight) / step)  # Shift from X where Y hardly matters.
@@ -271,15 +224,9 @@ def _add_pairs(
 
 
 def average(left: Ratio, right: Ratio, weight: float) -> Ratio:
-    """Computes the law of weight · left + (1 − weight) · right, independent of each right.
+    """Bounds the distribution of weight · left + (1 − weight) · right, in convex order.
 
-    Args:
-      left: Law of one ratio.
-      right: Law of the other ratio, on a grid of the same step.
-      weight: Weight of `left`, strictly between 0 and 1.
-
-    Returns:
-      The law, an upper bound in convex order.
+    Both ratios are independent, on grids of the same step.
     """
     step, first = left.step, min(left.first, right.first)
     size = max(left.first + len(left.masses), right.first + len(right.masses)) - first

@@ -1,19 +1,18 @@
-"""b-min-sep sampling: Poisson sampling that leaves out who came in the last b − 1 rounds.
+"""b-min-sep sampling: Poisson sampling without the clients of the last b − 1 rounds.
 
-A unit that may take part does so with probability q in each round, and then has to wait until b
-rounds later (Dong et al. 2026, arXiv 2602.09338). The first rounds are as if infinitely many had
-gone before. Neighbours differ in one unit, whose contributions are replaced by zeros; units'
-rounds are drawn independently of each other and of all data. If units are added or removed instead,
-the bound is the same, as long as nothing else depends on who takes part.
+A unit that may take part does so with probability q in each round, and then waits until b rounds
+later (Dong et al. 2026, arXiv 2602.09338). The first rounds are as if infinitely many had gone
+before. Neighbours differ in one unit, whose contributions are replaced by zeros; units' rounds are
+drawn independently of each other and of all data. If units are added or removed instead, the bound
+is the same, as long as nothing else depends on who takes part.
 
 With C >= 0 the run is dominated by P = E_m N(Cm, σ²I) against Q = N(0, σ²I), for the random set m
-of
-a unit's rounds. Two bounds are proven here, and the least one counts; neither is above the one
+of a unit's rounds. Two bounds are proven here, and the least one counts; neither is above the one
 without amplification.
 
-*Number of rounds.* Telling the adversary m (joint convexity) gives δ(ε) <= E_m δ_Gauss(ε; ‖Cm‖/σ)
-<=
-Σ_k Pr[k rounds] δ_Gauss(ε; S_k/σ), with S_k the sensitivity of k rounds that are b apart.
+*Number of rounds.* Telling the adversary m (joint convexity) gives
+δ(ε) <= E_m δ_Gauss(ε; ‖Cm‖/σ) <= Σ_k Pr[k rounds] δ_Gauss(ε; S_k/σ), with S_k the sensitivity of k
+rounds that are b apart.
 
 *Slots*, for a C of at most b bands. m is a renewal process whose gaps have the generating function
 F(x) = q x^b / (1 − (1−q) x). Let p in (q, 1] be a probability of occupation. A renewal process of
@@ -59,15 +58,7 @@ _MOST_COUNTS = 200
 
 @dataclasses.dataclass(frozen=True)
 class MinSepPoisson:
-    """One run of a strategy with b-min-sep sampling; see `from_strategy`.
-
-    Attributes:
-      strategy: Strategy with a C without negative entries.
-      noise_multiplier: z, standard deviation of the noise per unit clip norm.
-      num_rounds: Number of rounds n.
-      min_sep: Least stride b of a client.
-      sampling_probability: q, probability of a client that was in none of the last b − 1 rounds.
-    """
+    """One run of a strategy with b-min-sep sampling; see `from_strategy`."""
 
     strategy: strategy_lib.Strategy
     noise_multiplier: float
@@ -87,19 +78,8 @@ class MinSepPoisson:
     ) -> MinSepPoisson:
         """Builds the run of a strategy with b-min-sep sampling.
 
-        Args:
-          strategy: Strategy with a C without negative entries.
-          noise_multiplier: z, standard deviation of the noise per unit clip norm.
-          num_rounds: Number of rounds n.
-          min_sep: Least stride b of a client.
-          sampling_probability: q, probability of a client that was in none of the last b − 1
-            rounds.
-
-        Returns:
-          The run.
-
-        Raises:
-          ValueError: If C has a negative entry, or an argument is out of range.
+        C must have no negative entries. `sampling_probability` is that of a client that was in none
+        of the last b − 1 rounds.
         """
         validation.noise_multiplier(noise_multiplier)
         num_rounds = validation.integer("num_rounds", num_rounds, minimum=1)
@@ -140,17 +120,8 @@ class MinSepPoisson:
     def estimate(self, delta: float, num_samples: int, seed: int) -> estimate_lib.Estimate:
         """Estimates epsilon at `delta` by simulated privacy losses: no guarantee.
 
-        Args:
-          delta: Delta, strictly between 0 and 1.
-          num_samples: Number of draws in each direction; many times 1 / delta.
-          seed: Seed of the draws.
-
-        Returns:
-          The estimate, with an interval of 99 % confidence.
-
-        Raises:
-          ValueError: If C has more than b bands: then a unit's rounds share noise, and the
-            likelihood ratio has no recursion.
+        It takes many times 1 / delta samples. More than b bands are refused: a unit's rounds would
+        share noise, and the likelihood ratio has no recursion.
         """
         n, b, q = self.num_rounds, self.min_sep, self.sampling_probability
         bands = patterns.num_bands(self.strategy, n)

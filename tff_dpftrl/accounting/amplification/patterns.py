@@ -48,11 +48,7 @@ def _nonnegative(values: np.ndarray, strategy: strategy_lib.Strategy) -> np.ndar
 
 
 def columns(strategy: strategy_lib.Strategy, num_rounds: int) -> np.ndarray:
-    """Returns C, dense, of nonnegative entries, shape [m, num_rounds].
-
-    Raises:
-      ValueError: If an entry is negative, or there are too many rounds.
-    """
+    """Returns C, dense, of nonnegative entries, shape [m, num_rounds]."""
     if num_rounds > _MOST_ROUNDS:
         raise validation.UsageError(
             f"num_rounds must be at most {_MOST_ROUNDS} where all of C is needed, as for estimates "
@@ -63,11 +59,7 @@ def columns(strategy: strategy_lib.Strategy, num_rounds: int) -> np.ndarray:
 
 
 def bin_sums(strategy: strategy_lib.Strategy, num_rounds: int, num_bins: int) -> np.ndarray:
-    """Computes the sums of the columns of C over the rounds of each bin, shape [num_bins, m].
-
-    Raises:
-      ValueError: If C has a negative entry, or there are too many rounds.
-    """
+    """Computes the sums of the columns of C over the rounds of each bin, shape [num_bins, m]."""
     dense = columns(strategy, num_rounds)
     return np.stack([dense[:, j::num_bins].sum(axis=1) for j in range(num_bins)])
 
@@ -75,20 +67,10 @@ def bin_sums(strategy: strategy_lib.Strategy, num_rounds: int, num_bins: int) ->
 def bin_kernel(strategy: strategy_lib.Strategy, num_rounds: int, num_bins: int) -> np.ndarray:
     """Computes the largest inner product of two bins' sums of columns, by their distance.
 
-    Bin j is the rounds j, j + num_bins, j + 2 num_bins, …; its sum of columns is m_j. Bins lie
-    on a circle: the last is a neighbour of the first.
-
-    Args:
-      strategy: Strategy with a C without negative entries.
-      num_rounds: Number of rounds n.
-      num_bins: Number of bins b, at most n.
-
-    Returns:
-      Float64, shape [num_bins // 2 + 1], rounded up and not increasing. Entry d is the largest
-      <m_j, m_l> of bins at a distance of d or more on the circle; entry 0 is the largest |m_j|².
-
-    Raises:
-      ValueError: If C has a negative entry, or there are too many rounds.
+    Bin j is the rounds j, j + num_bins, j + 2 num_bins, …; its sum of columns is m_j. Bins lie on a
+    circle: the last is a neighbour of the first. The result has shape [num_bins // 2 + 1], is
+    rounded up and does not increase. Entry d is the largest <m_j, m_l> of bins at a distance of d
+    or more; entry 0 is the largest |m_j|².
     """
     strategy_lib.check_strategy(strategy)
     column = _first_column(strategy, num_rounds)
@@ -113,11 +95,7 @@ def bin_kernel(strategy: strategy_lib.Strategy, num_rounds: int, num_bins: int) 
 
 
 def check_nonnegative(strategy: strategy_lib.Strategy, num_rounds: int) -> None:
-    """Checks that no entry of C is negative.
-
-    Raises:
-      ValueError: If one is, or there are too many rounds to find out.
-    """
+    """Refuses a C with a negative entry, or too many rounds to find out."""
     strategy_lib.check_strategy(strategy)
     column = _first_column(strategy, num_rounds)
     if column is None:

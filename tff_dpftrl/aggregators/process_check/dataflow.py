@@ -23,12 +23,9 @@ from tff_dpftrl.execution import tff_names
 
 @dataclasses.dataclass(frozen=True)
 class Aggregation:
-    """Call of an intrinsic by which client values reach the server.
+    """Call of an intrinsic, such as "federated_sum", by which client values reach the server.
 
-    Attributes:
-      intrinsic: Name of the intrinsic, such as "federated_sum".
-      value_type: Type of one client's value.
-      has_data: Whether client data is in it other than as contributions of one clipping.
+    With `has_data`, client data is in it other than as contributions of one clipping.
     """
 
     intrinsic: str
@@ -38,13 +35,11 @@ class Aggregation:
 
 @dataclasses.dataclass(frozen=True)
 class PrivateRelease:
-    """Call of a registered release.
+    """Call of a registered release with noise multiplier z.
 
-    Attributes:
-      noise_multiplier: Noise multiplier z of the release.
-      value_type: Type of the sums that it makes private.
-      computations: SHA-256 of the computation that clips at the clients, and of the one that adds
-        the noise: those of equal clippings and mechanisms are equal.
+    `value_type` is that of the sums that it makes private. `computations` has SHA-256 of the
+    computation that clips at the clients, and of the one that adds the noise: those of equal
+    clippings and mechanisms are equal.
     """
 
     noise_multiplier: float
@@ -54,17 +49,13 @@ class PrivateRelease:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """Result of `trace`.
+    """Result of `trace`: aggregations and private releases in the order of their calls.
 
-    Attributes:
-      outputs: Labels of the tensors of the result at the server, by path; a path is a
-        sequence of names, and of indices where there is no name.
-      aggregations: All aggregations, in the order of their indices.
-      releases: Private releases, in the order of their calls.
-      contributions: Type of each clipping's contribution, by the number of its call.
-      released_twice: Numbers of the clippings whose sums went into more than one release.
-      shares_state: Numbers of the clippings whose release was given the state of an earlier one,
-        or what that one returned.
+    `outputs` has the labels of the tensors of the result at the server, by path: names, and indices
+    where there is no name. `contributions` has the type of each clipping's contribution, by the
+    number of its call. `released_twice` has the clippings whose sums went into more than one
+    release, and `shares_state` those whose release was given the state of an earlier one, or what
+    that one returned.
     """
 
     outputs: Mapping[tuple[str | int, ...], labels_lib.Labels]

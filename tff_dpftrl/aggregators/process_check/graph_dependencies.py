@@ -22,13 +22,7 @@ _HARMLESS_STATEFUL = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Dependencies:
-    """Dependencies of a computation's results, tensor by tensor.
-
-    Attributes:
-      arguments: Indices of the argument's tensors on which each tensor of the result may
-        depend.
-      random: Whether random numbers may be in each tensor of the result.
-    """
+    """Indices of arguments on which each result tensor may depend, and whether it may be random."""
 
     arguments: tuple[frozenset[int], ...]
     random: tuple[bool, ...]

@@ -39,11 +39,9 @@ class Total:
 class Aggregate:
     """Label of client values at the server, aggregated in another way.
 
-    Attributes:
-      aggregation: Index of the aggregation in `Trace.aggregations`.
-      depends_on_data: False for an aggregate of values that do not depend on the data of
-        the clients, which shows only the number of clients.
-      is_randomised: Whether a computation that draws random numbers came in between.
+    `aggregation` is an index in `Trace.aggregations`. Values that do not depend on the data of the
+    clients show only the number of clients. With `is_randomised`, a computation that draws random
+    numbers came in between.
     """
 
     aggregation: int
@@ -53,11 +51,7 @@ class Aggregate:
 
 @dataclasses.dataclass(frozen=True)
 class ServerInput:
-    """Label of a tensor that the server was given, such as a part of the state.
-
-    Attributes:
-      number: Index of the tensor in the argument of the computation.
-    """
+    """Label of a tensor that the server was given, such as a part of the state, by index."""
 
     number: int
 

@@ -30,14 +30,10 @@ _FIT_LEVEL = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """Lower bounds from scores, with probability 1 − error_rate for both numbers at once.
+    """Lower bounds of μ and of ε at the given δ, with probability 1 − error_rate for both at once.
 
-    Attributes:
-      mu_at_least: Lower bound of the smallest μ for which the mechanism can be μ-GDP.
-      epsilon_at_least: Lower bound of ε at the given δ.
-      error_rate: Largest chance that a bound exceeds the truth.
-      method: Method of the bounds, in words.
-      trials: Number of trials, with those that chose thresholds.
+    `mu_at_least` bounds the smallest μ for which the mechanism can be μ-GDP. `method` is in words;
+    `trials` counts those that chose thresholds, too.
     """
 
     mu_at_least: float

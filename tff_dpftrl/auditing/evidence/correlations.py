@@ -14,12 +14,10 @@ POWER = 0.99
 
 
 class Scan:
-    """A scan of correlations. Under the null hypothesis all values are independent N(0, σ²).
+    """Scan of correlations. Under the null hypothesis all values are independent N(0, σ²).
 
-    Attributes:
-      number: Number of correlations.
-      chance: p-value of the largest correlation by itself.
-      says: Largest correlation and its pair, in words.
+    `chance` is the p-value of the largest of `number` correlations by itself; `says` has it in
+    words, with its pair.
     """
 
     def __init__(self):

@@ -221,12 +221,11 @@ def _numbers(canaries: int, fractions: Sequence[float]) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """An estimate from one run, which may be above or below the truth.
+    """Estimate from one run, which may be above or below the truth.
 
     Attributes:
       mu: Difference of the mean statistics over their root mean square deviation.
       epsilon: ε at δ between two Gaussians that are fitted to the statistics.
-      method: Method of the estimate, in words.
     """
 
     mu: float

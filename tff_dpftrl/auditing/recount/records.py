@@ -202,9 +202,7 @@ class Records:
         content = {k: v for k, v in self.manifest.items() if k != "versions"}
         text = json.dumps(content, sort_keys=True).encode("utf-8")
         digest = hashlib.blake2b(text, digest_size=16).hexdigest()
-        version = self.manifest["noise_version"]
-        # States of version 3 are bound as those of version 2, whose runs go on.
-        return f"noise version {2 if version == 3 else version}, {digest}"
+        return f"noise version {self.manifest['noise_version']}, {digest}"
 
 
 def read(folder: pathlib.Path) -> Records:

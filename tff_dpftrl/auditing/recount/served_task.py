@@ -338,7 +338,8 @@ def _participation(test: str, task: TaskRecords, by_terms: terms_lib.Terms) -> a
 
 def _made_again(task: TaskRecords, by_terms: terms_lib.Terms) -> privacy_statement.PrivacyStatement:
     del by_terms
-    return task_privacy.TaskPrivacy(task.task.terms).statement(task.seen, others=task.others)
+    made = task_privacy.TaskPrivacy(task.task.terms).statement(task.seen, others=task.others)
+    return task.task.with_caveat(made)
 
 
 def _subject(task: TaskRecords) -> dict[str, str]:

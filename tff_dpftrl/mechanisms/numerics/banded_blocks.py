@@ -86,13 +86,9 @@ def _forward(rows: np.ndarray) -> tuple[list[_Block], np.ndarray, np.ndarray]:
 
 
 def noise_variances(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Computes the variances of the emitted noise and of its prefix sums.
+    """Computes the squared row norms of C⁻¹ and of A C⁻¹: variances of the noise and prefix sums.
 
-    Args:
-      rows: Rows of C by lag, shape [num_rounds, bands]: rows[t, j] = C[t, t − j], 0 for j > t.
-
-    Returns:
-      The squared row norms of C⁻¹ and of A C⁻¹, both of shape [num_rounds].
+    `rows[t, j]` is C[t, t − j], and 0 for j > t, shape [num_rounds, bands].
     """
     _, round_variance, prefix_variance = _forward(rows)
     return round_variance, prefix_variance
@@ -105,16 +101,11 @@ def _suffix_sums(values: np.ndarray) -> np.ndarray:
 def weighted_error_gradient(
     rows: np.ndarray, weigh_rounds: Callable[[np.ndarray], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Computes prefix variances, and the gradient of a weighted sum of them.
+    """Computes prefix variances v, and the gradient of Σ_t w_t v_t by `rows` at fixed w.
 
-    Args:
-      rows: Rows of C by lag, shape [num_rounds, bands]: rows[t, j] = C[t, t − j], 0 for j > t.
-      weigh_rounds: Function from the prefix variances to the weights w_t, shape
-        [num_rounds]. For a function of the variances these are its derivatives.
-
-    Returns:
-      The variances v, shape [num_rounds], and the gradient of Σ_t w_t v_t, at
-      fixed w, with respect to `rows`, of the same shape; 0 for j > t.
+    `rows[t, j]` is C[t, t − j], and 0 for j > t, shape [num_rounds, bands]. `weigh_rounds` maps v
+    to w, both of shape [num_rounds]: the derivatives, for a function of the variances. The gradient
+    is 0 for j > t.
     """
     num_rounds, bands = rows.shape
     blocks, _, prefix_variance = _forward(rows)

@@ -1,8 +1,8 @@
 """Noise variances of models under a workload for a banded C, and their gradients.
 
-What `banded_blocks` does for prefix sums: the rounds are cut into blocks of `bands` rounds, and
-the noise of block i is ẑ_i = C_i⁻¹ (z_i − U_i ẑ_{i−1}). Models and the last outputs s of the
-workload's recurrences follow from it block by block,
+Like `banded_blocks`, it cuts the rounds into blocks of `bands` rounds: the noise of block i is
+ẑ_i = C_i⁻¹ (z_i − U_i ẑ_{i−1}). Models and the last outputs s of the workload's recurrences follow
+from it block by block,
 
   models y_i = O_i s_i + L_i ẑ_i,   s_{i+1} = F_i s_i + K_i ẑ_i,
 
@@ -36,12 +36,7 @@ class _Block:
 
 
 class BandedModels:
-    """Models of a workload under banded strategies of some number of bands.
-
-    Args:
-      workload: Workload of the strategies' rounds.
-      bands: Number of bands.
-    """
+    """Models of a workload under strategies with `bands` bands."""
 
     def __init__(self, workload: workload_lib.Workload, bands: int):
         self._num_rounds, self._bands = workload.num_rounds, bands
@@ -80,25 +75,16 @@ class BandedModels:
         return blocks, np.concatenate(variances)
 
     def variances(self, rows: np.ndarray) -> np.ndarray:
-        """Computes the variances of the models' noise, shape [num_rounds].
-
-        Args:
-          rows: Rows of C by lag, shape [num_rounds, bands]: rows[t, j] = C[t, t − j], 0 for j > t.
-        """
+        """Computes the variances of the models' noise; `rows` are those of C by lag."""
         return self._forward(rows)[1]
 
     def weighted_error_gradient(
         self, rows: np.ndarray, weigh_rounds: Callable[[np.ndarray], np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Computes the models' variances, and the gradient of a weighted sum of them.
+        """Computes the models' variances v, and the gradient of Σ_t w_t v_t at fixed w by `rows`.
 
-        Args:
-          rows: Rows of C by lag, shape [num_rounds, bands].
-          weigh_rounds: Function from the variances to the weights w_t, shape [num_rounds].
-
-        Returns:
-          The variances v, shape [num_rounds], and the gradient of Σ_t w_t v_t, at fixed w, with
-          respect to `rows`, of the same shape; 0 for j > t.
+        `rows` are those of C by lag, shape [num_rounds, bands]; `weigh_rounds` maps v to w. The
+        gradient is 0 for j > t.
         """
         bands, kept = self._bands, len(self._responses[0][2])
         blocks, variances = self._forward(rows)

@@ -32,14 +32,7 @@ _ROUNDING = 1e-12
 
 
 def gram_diagonals(matrix: np.ndarray) -> np.ndarray:
-    """Computes the diagonals of CᵀC on and above the main one.
-
-    Args:
-      matrix: Matrix C, shape [m, n].
-
-    Returns:
-      Shape [n, n]; entry [d, t] is (CᵀC)[t, t + d], and 0 if t + d >= n.
-    """
+    """Computes the diagonals of CᵀC: entry [d, t] is (CᵀC)[t, t + d], and 0 if t + d >= n."""
     gram = matrix.T @ matrix
     num_rounds = gram.shape[0]
     diagonals = np.zeros_like(gram)
@@ -49,17 +42,10 @@ def gram_diagonals(matrix: np.ndarray) -> np.ndarray:
 
 
 def spaced_maximum(values: np.ndarray, schema: schema_lib.MinSep) -> float:
-    """Computes the largest sum of `values` over the patterns of `schema`, exactly.
+    """Computes the largest sum of non-negative `values` over the patterns of `schema`, exactly.
 
-    It is the squared sensitivity of a C whose columns, if `min_sep` or more apart,
-    are orthogonal, when `values` are their squared norms.
-
-    Args:
-      values: Non-negative values of the rounds of the schema, shape [n].
-      schema: Participation schema.
-
-    Returns:
-      max over patterns P of Σ_{t∈P} values[t].
+    It is the squared sensitivity of a C whose columns, if `min_sep` or more apart, are orthogonal,
+    when `values` are their squared norms.
     """
     best = np.zeros(len(values) + schema.min_sep)
     for _ in range(schema.effective_participations):
@@ -75,13 +61,7 @@ def _running_maximum(values: np.ndarray) -> np.ndarray:
 def _far_sums(diagonals: np.ndarray, min_sep: int, max_count: int) -> np.ndarray:
     """Computes the best sums of entries of a row, spaced by b, from distance 2b on.
 
-    Args:
-      diagonals: Diagonals of |G|, shape [D, n].
-      min_sep: Stride b.
-      max_count: Largest number of entries.
-
-    Returns:
-      Shape [max_count + 1, n]; entry [m, t] is for m entries or fewer of row t.
+    `diagonals` are those of |G|. Entry [m, t] of the result is for m entries or fewer of row t.
     """
     num_diagonals, num_rounds = diagonals.shape
     count = min(max_count, max(0, -(-(num_diagonals - 2 * min_sep) // min_sep)))
@@ -136,20 +116,10 @@ def _signed_value(diagonals: np.ndarray, pattern: list[int]) -> float:
 
 
 def from_gram(diagonals: np.ndarray, schema: schema_lib.MinSep) -> strategy.Sensitivity:
-    """Computes the sensitivity of a strategy from CᵀC, exact or a proven bound.
+    """Computes the sensitivity of a strategy from CᵀC, for clip norm 1: exact or a proven bound.
 
-    Time is O(D n k) and memory O(n (D + k)) for D diagonals.
-
-    Args:
-      diagonals: Diagonals of CᵀC, shape [D, num_rounds]; entry [d, t] is (CᵀC)[t, t + d],
-        and 0 if t + d >= num_rounds. Diagonals from D on are 0.
-      schema: Participation schema.
-
-    Returns:
-      The sensitivity for clip norm 1. `exact` is true if it is known to be attained.
-
-    Raises:
-      ValueError: If the shape of `diagonals` does not fit the schema.
+    Entry [d, t] of `diagonals` is (CᵀC)[t, t + d], and 0 if t + d >= num_rounds, shape [D,
+    num_rounds]. Diagonals from D on are 0. Time is O(D n k) and memory O(n (D + k)).
     """
     num_diagonals, num_rounds = diagonals.shape
     if num_rounds != schema.num_rounds:

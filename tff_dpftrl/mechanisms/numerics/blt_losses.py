@@ -23,19 +23,11 @@ from tff_dpftrl.participation import schema as schema_lib
 def sensitivity_squared(
     pole_complements: np.ndarray, output_scale: np.ndarray, schema: schema_lib.MinSep
 ) -> float:
-    """Computes the squared norm of the earliest pattern: S² if coefficients do not increase.
+    """Computes ‖Σ_j C[:, j · min_sep]‖²: S² if coefficients do not increase.
 
-    Between two participations, round m · min_sep + r, the sum of the client's
-    columns is Σ_i ω_i g_i θ_i^{r-1} with g_i = Σ_{l≤m} θ_i^{l·min_sep}; its
-    squares are geometric series again.
-
-    Args:
-      pole_complements: Complements u = 1 - θ, shape [d], each in (0, 1).
-      output_scale: Output scales ω, shape [d], non-negative.
-      schema: Participation schema.
-
-    Returns:
-      ‖Σ_j C[:, j · min_sep]‖².
+    Between two participations, round m · min_sep + r, the sum of the client's columns is Σ_i ω_i
+    g_i θ_i^{r-1} with g_i = Σ_{l≤m} θ_i^{l·min_sep}; its squares are geometric series again. The
+    pole complements are u = 1 - θ, each in (0, 1), and ω is non-negative.
     """
     n, b, k = schema.num_rounds, schema.min_sep, schema.effective_participations
     log_pole = np.log1p(-pole_complements)
@@ -62,12 +54,8 @@ def prefix_noise_terms(
 ) -> tuple[float, np.ndarray]:
     """Writes the first column of B = A C⁻¹ as b_t = constant + Σ_i weight[i] θ̂_i^t.
 
-    Args:
-      pole_complements: Complements u = 1 - θ, shape [d], increasing.
-      zero_complements: Complements û = 1 - θ̂, shape [d], interlaced: u_1 < û_1 < u_2 < ...
-
-    Returns:
-      The constant Π u_i / û_i and the weights, shape [d]; all are positive.
+    The complements u = 1 - θ and û = 1 - θ̂ are interlaced: u_1 < û_1 < u_2 < ... The constant is
+    Π u_i / û_i. All terms are positive.
     """
     constant = float(np.prod(pole_complements / zero_complements))
     inverse_scale = pole_residues(zero_complements, pole_complements)
@@ -94,14 +82,8 @@ def max_error_squared(
 ) -> float:
     """Computes MaxError² = Σ_{t<n} b_t², the squared norm of the last row of B.
 
-    Args:
-      pole_complements: Complements u = 1 - θ, shape [d].
-      zero_complements: Complements û = 1 - θ̂, shape [d], interlaced with u. The last one
-        exceeds 1 if its θ̂ is negative.
-      num_rounds: Number of rounds n.
-
-    Returns:
-      MaxError², for clip norm and noise multiplier 1.
+    The complements u = 1 - θ and û = 1 - θ̂ are interlaced. The last û exceeds 1 if its θ̂ is
+    negative.
     """
     return _weighted_sum(
         pole_complements,
@@ -129,15 +111,8 @@ def round_noise(
 ) -> tuple[float, float]:
     """Computes the variance of the noise of the last round, the largest, and the mean of all.
 
-    The first column of C⁻¹ is 1 and then Σ_i ω̂_i θ̂_i^t, all of one sign.
-
-    Args:
-      pole_complements: Complements u = 1 - θ, shape [d].
-      zero_complements: Complements û = 1 - θ̂, shape [d], interlaced with u.
-      num_rounds: Number of rounds n.
-
-    Returns:
-      Both for clip norm and noise multiplier 1.
+    The first column of C⁻¹ is 1 and then Σ_i ω̂_i θ̂_i^t, all of one sign. Clip norm and noise
+    multiplier are 1.
     """
     scale, later = pole_residues(zero_complements, pole_complements), num_rounds - 1
     last, total = (

@@ -23,15 +23,8 @@ def log_loss(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Computes the log of MaxLoss or RmsLoss, and its gradient by the chain.
 
-    Args:
-      chain: Chain y of each BLT, shape [s, 2 d], negative, increasing along the last axis.
-      schema: Participation schema.
-      minimize_rms: Whether the loss is RmsLoss; if False, MaxLoss.
-      errors: Error of the models under a workload; None for that of the prefix sums, in closed
-        form. If given, it decides the loss, not `minimize_rms`.
-
-    Returns:
-      The logarithms, shape [s], and the gradients, shape [s, 2 d].
+    A row of `chain`, shape [s, 2 d], is the chain y of a BLT: negative, increasing. If `errors` is
+    given, it decides the loss, not `minimize_rms`.
     """
     y_pole, y_zero = chain[:, 0::2], chain[:, 1::2]
     across = y_zero[:, np.newaxis, :] - y_pole[:, :, np.newaxis]  # [s, pole i, zero j]

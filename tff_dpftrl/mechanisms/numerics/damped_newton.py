@@ -1,8 +1,7 @@
-"""Minimises one smooth function from several starting points at once.
+"""Minimises one smooth function of a few variables from several starting points at once.
 
-For functions of a few variables whose evaluation costs about the same for one
-point as for a hundred. All starts, and the finite differences of the gradient
-that make up the Hessian, are evaluated in one batch an iteration.
+All starts, and the finite differences of the gradient that make up the Hessian, are evaluated in
+one batch an iteration.
 """
 
 from __future__ import annotations
@@ -28,20 +27,11 @@ def minimize(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Minimises by Newton steps with |eigenvalues| plus damping, which failed steps raise.
 
-    Taking absolute eigenvalues turns saddle points into directions of descent
-    (Dauphin et al. 2014). A start stops when its predicted decrease is below
-    `tolerance`, or a tenth of the difference to the best start.
-
-    Args:
-      function: Function from points, shape [m, p], to values [m] and gradients [m, p].
-      starts: Starting points, shape [s, p].
-      limit: Largest magnitude of a variable; points are clipped to it.
-      tolerance: Predicted decrease below which a start stops.
-      max_iterations: Largest number of batched evaluations.
-
-    Returns:
-      The end points, shape [s, p], and their values, shape [s]; a start at which
-      the function is not finite keeps the value inf.
+    Taking absolute eigenvalues turns saddle points into directions of descent (Dauphin et al.
+    2014). A start stops when its predicted decrease is below `tolerance`, or a tenth of the
+    difference to the best start. `function` maps points [m, p] to values [m] and gradients [m, p];
+    points are clipped to magnitude `limit`. Returned are the end points, shape [s, p], and their
+    values, inf where a start's is not finite.
     """
     points = np.clip(starts, -limit, limit)
     values, gradients, hessians = _evaluate(function, points)

@@ -1,8 +1,7 @@
 """Sums of powers in closed form, precise for ratios arbitrarily close to 1.
 
-Ratios x are given by their logarithm, so that products of ratios are sums and
-a ratio of 1 - 1e-12 keeps its sixteen digits. Arguments broadcast; results are
-float64.
+Ratios x are given by their logarithm: a ratio of 1 - 1e-12 keeps its sixteen digits. Arguments
+broadcast; results are float64.
 """
 
 from __future__ import annotations
@@ -21,15 +20,10 @@ _NODES_PER_PANEL = 24
 def geometric_sum(
     log_ratio: np.ndarray, length: float | np.ndarray, negative: np.ndarray | None = None
 ) -> np.ndarray:
-    """Computes Σ_{t<length} x^t with x = exp(log_ratio), or x = -exp(log_ratio).
+    """Computes Σ_{t<length} x^t = (1 - x^length) / (1 - x) with x = ± exp(log_ratio).
 
-    Args:
-      log_ratio: Logarithm of |x|; not 0 where x is positive.
-      length: Number of terms; for positive x it need not be an integer.
-      negative: Whether x is negative, entry by entry; None if it never is.
-
-    Returns:
-      (1 - x^length) / (1 - x).
+    `negative` is the sign, entry by entry; None if x is positive, where log_ratio must not be 0,
+    and length need not be an integer.
     """
     if negative is None:
         return np.expm1(length * log_ratio) / np.expm1(log_ratio)
@@ -43,16 +37,10 @@ def geometric_sum(
 def geometric_sum_slope(
     log_ratio: np.ndarray, length: float | np.ndarray, total: np.ndarray
 ) -> np.ndarray:
-    """Computes the derivative of `geometric_sum` by log x, Σ t x^t, for positive x.
+    """Computes the derivative of `total = geometric_sum(...)` by log x, Σ t x^t, for x in (0, 1).
 
-    Args:
-      log_ratio: Logarithm of x, below 0.
-      length: Number of terms.
-      total: Sum `geometric_sum(log_ratio, length)`.
-
-    Returns:
-      (x · total - length · x^length) / (1 - x), or its series where
-      length · |log x| is small and the difference would cancel.
+    It is (x · total - length · x^length) / (1 - x), or its series where length · |log x| is small
+    and the difference would cancel.
     """
     ratio, gap = np.exp(log_ratio), -np.expm1(log_ratio)
     slope = (ratio * total - length * np.exp(length * log_ratio)) / gap
@@ -64,13 +52,8 @@ def ramp_sum(
 ) -> np.ndarray:
     """Computes Σ_{t<length} (length - t) x^t, the sum of the first `length` geometric sums.
 
-    Args:
-      log_ratio: Logarithm of |x|; not 0 where x is positive.
-      length: Number of terms, an integer.
-      negative: Whether x is negative, entry by entry; None if it never is.
-
-    Returns:
-      (length - x · geometric_sum) / (1 - x), or its series near x = 1.
+    It is (length - x · geometric_sum) / (1 - x), or its series near x = 1. The length is an
+    integer; x and `negative` are those of `geometric_sum`.
     """
     total = geometric_sum(log_ratio, length, negative)
     sign = 1.0 if negative is None else np.where(negative, -1.0, 1.0)
@@ -96,22 +79,12 @@ def ramp_sum_slope(log_ratio: np.ndarray, length: float, ramp: np.ndarray) -> np
 def _replace_small(
     value: np.ndarray, gap: np.ndarray, length: float | np.ndarray, first: int, derivative: bool
 ) -> np.ndarray:
-    """Puts a binomial series where length · gap is small and `value` has cancelled.
+    """Puts a binomial series, in place, where length · gap is small and `value` has cancelled.
 
-    Σ_{t<n} x^t = Σ_j (-gap)^j binom(n, j + 1) with gap = 1 - x, and with n + 1 and
-    j + 2 for the ramp; a derivative by log x shifts the index by one, and
-    multiplies each term by j + 1 and all by x.
-
-    Args:
-      value: Values of the closed form; changed in place.
-      gap: Complement 1 - x.
-      length: Number of terms n.
-      first: Lower index of the first binomial coefficient; the upper one is
-        length if it is 1 + derivative, else length + 1.
-      derivative: Whether the derivative by log x is wanted.
-
-    Returns:
-      `value`.
+    Σ_{t<n} x^t = Σ_j (-gap)^j binom(n, j + 1) with gap = 1 - x, and with n + 1 and j + 2 for the
+    ramp; a derivative by log x shifts the index by one, and multiplies each term by j + 1 and all
+    by x. `first` is the lower index of the first binomial coefficient; the upper one is length if
+    it is 1 + derivative, else length + 1.
     """
     small = np.abs(gap) * length < _SERIES_BELOW
     if not np.any(small):
@@ -131,19 +104,12 @@ def _replace_small(
 
 @functools.lru_cache(maxsize=64)
 def summation_nodes(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Computes nodes m_r and weights w_r with Σ_{m<count} f(m) = Σ_r w_r f(m_r).
+    """Computes read-only nodes m_r and weights w_r with Σ_{m<count} f(m) = Σ_r w_r f(m_r).
 
-    Up to 32 terms the nodes are the integers and the weights 1. Beyond, the
-    range is cut into panels that double in length, with the Gauss quadrature of
-    the uniform weight on each panel's integers: exact for polynomials of degree
-    47, and to rounding for sums and products of e^{-λm} of any λ ≥ 0. So
-    a sum over 10⁹ terms costs about 600 evaluations.
-
-    Args:
-      count: Number of terms, at least 0.
-
-    Returns:
-      Two read-only float64 vectors, nodes and weights.
+    Up to 32 terms the nodes are the integers and the weights 1. Beyond, the range is cut into
+    panels that double in length, with the Gauss quadrature of the uniform weight on each panel's
+    integers: exact for polynomials of degree 47, and to rounding for sums and products of e^{-λm}
+    of any λ ≥ 0. So a sum over 10⁹ terms costs about 600 evaluations.
     """
     nodes = [np.arange(min(count, _EXPLICIT_TERMS), dtype=np.float64)]
     weights = [np.ones(len(nodes[0]))]

@@ -24,10 +24,8 @@ The last norm differs from the maximum by a factor below num_rounds^(1/512), usu
 class ModelErrors:
     """Error of the models as a function of the first column of C⁻¹.
 
-    Args:
-      workload: Workload A of n rounds.
-      power: Power p of the norm over rounds of the models' variances: 1 for the mean, infinity
-        for the maximum. If A is Toeplitz, it must be one of the two, else finite.
+    `power` is the p of the norm over rounds of the models' variances: 1 for the mean, infinity for
+    the maximum. If the workload A is Toeplitz, it must be one of the two, else finite.
     """
 
     def __init__(self, workload: workload_lib.Workload, power: float):
@@ -49,14 +47,10 @@ class ModelErrors:
         return gram
 
     def squared(self, inverse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Computes squared errors and their gradients.
+        """Computes squared errors and their gradients, for first columns c' of C⁻¹, shape [s, n].
 
-        Args:
-          inverse: First columns c' of C⁻¹, shape [s, n].
-
-        Returns:
-          The p-norm over rounds of the variances (with a mean in place of a sum), or their
-          maximum, shape [s], and the gradients by c', shape [s, n].
+        The error is the p-norm over rounds of the variances (with a mean in place of a sum), or
+        their maximum.
         """
         workload = self._workload
         if workload.coefficients is not None:
@@ -109,16 +103,9 @@ def p_norm(variances: np.ndarray, power: float) -> tuple[float, np.ndarray]:
 
 
 def inverse_gradient(by_inverse: np.ndarray, inverse: np.ndarray) -> np.ndarray:
-    """Converts a gradient by the first column of C⁻¹ into that by the first column of C.
+    """Converts a gradient by the first column of C⁻¹ into that by c_0 ... c_{n−1} of C.
 
     As power series, ∂(1 / C(x)) / ∂c_s = −x^s / C(x)².
-
-    Args:
-      by_inverse: Gradient by c', shape [n].
-      inverse: First column c' of C⁻¹, shape [n].
-
-    Returns:
-      Gradient by c_0 ... c_{n−1}, shape [n].
     """
     from scipy import signal  # It takes long to import.
 

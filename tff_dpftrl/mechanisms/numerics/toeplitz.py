@@ -28,18 +28,7 @@ def pad(coefficients: np.ndarray, num_rounds: int) -> np.ndarray:
 
 
 def checked_column(name: str, values: Sequence[float]) -> tuple[float, ...]:
-    """Checks the entries of a first column: finite, at least one, the first one positive.
-
-    Args:
-      name: Name of the argument, for the message.
-      values: Entries of the column.
-
-    Returns:
-      The entries.
-
-    Raises:
-      ValueError: If they are not such entries.
-    """
+    """Checks the entries of a first column: finite, at least one, the first one positive."""
     column = validation.numbers(name, values)
     if not column or not np.all(np.isfinite(column)) or column[0] <= 0:
         raise validation.UsageError(
@@ -56,17 +45,9 @@ def matrix(coefficients: np.ndarray, num_rounds: int) -> np.ndarray:
 
 
 def inverse_coefficients(coefficients: np.ndarray, num_rounds: int) -> np.ndarray:
-    """Computes the first column of C⁻¹, by forward substitution.
+    """Computes the first `num_rounds` entries, n, of C⁻¹'s first column, by forward substitution.
 
-    Args:
-      coefficients: Coefficients c, shape [p]; c_0 must not be zero.
-      num_rounds: Number n of entries to compute.
-
-    Returns:
-      Shape [n]. Costs n · min(n, p) multiplications.
-
-    Raises:
-      ValueError: If c_0 is zero: C has no inverse.
+    It costs n · min(n, p) multiplications. c_0 must not be zero.
     """
     column = pad(coefficients, min(len(coefficients), num_rounds))
     if column[0] == 0:
@@ -85,16 +66,8 @@ def decayed_inverse(coefficients: np.ndarray, num_rounds: int) -> np.ndarray:
 
     Entry t ≥ m is Σ_s c'_{t-m-s} u_s, where u holds what the p - 1 entries before m leave behind,
     ‖u‖₁ ≤ Σ_{j≥1} |c_j| · Σ_{i<p} |c'_{m-i}|. So each m further entries are smaller by this factor.
-
-    Args:
-      coefficients: Coefficients c, shape [p]; c_0 must not be zero.
-      num_rounds: Number n of entries.
-
-    Returns:
-      Shape [m], m ≤ n. The entries left out add up to less than 2⁻⁶⁰ of the largest.
-
-    Raises:
-      ValueError: If more than 2²⁴ entries are not negligible, of even more rounds.
+    The entries left out add up to less than 2⁻⁶⁰ of the largest. More than 2²⁴ entries that are not
+    negligible, of even more rounds, are refused.
     """
     carried = np.sum(np.abs(coefficients[1:]))
     length = max(_SHORTEST, 2 * len(coefficients))
@@ -115,20 +88,11 @@ def decayed_inverse(coefficients: np.ndarray, num_rounds: int) -> np.ndarray:
 def exponential_sums(
     decay: np.ndarray, scale: np.ndarray, length: int, first: float | None = None
 ) -> np.ndarray:
-    """Evaluates Σ_i scale[i] · decay[i]^t for t = 0 ... length - 1.
+    """Evaluates Σ_i scale[i] · decay[i]^t for t = 0 ... length - 1, after `first` if given.
 
-    The exponent is split as t = r · width + s with width ≈ √length, so that only
-    O(d √length) powers are computed; the rest is a matrix product, in which rows
-    leave out the terms that have decayed below the rounding error.
-
-    Args:
-      decay: Bases of the powers, shape [d], of magnitudes up to about 1.
-      scale: Factors of the powers, shape [d].
-      length: Number of values to compute.
-      first: Value to put before the others; None for none.
-
-    Returns:
-      Float64, shape [length], or [length + 1] with `first`.
+    The exponent is split as t = r · width + s with width ≈ √length, so that only O(d √length)
+    powers are computed; the rest is a matrix product, in which rows leave out the terms that have
+    decayed below the rounding error. Decays have magnitudes up to about 1.
     """
     width = max(1, int(np.sqrt(length)))
     rows = -(-length // width)
@@ -171,11 +135,7 @@ def _powers(base: np.ndarray, step: int, count: int) -> np.ndarray:
 def prefix_noise_variance(inverse: np.ndarray) -> np.ndarray:
     """Computes the squared row norms of B = A C⁻¹ (McMahan, Xu & Zhang 2024, Prop. 3.3).
 
-    Args:
-      inverse: First column of C⁻¹, shape [n].
-
-    Returns:
-      Shape [n], non-decreasing.
+    `inverse` is the first column of C⁻¹. The norms do not decrease.
     """
     return np.cumsum(np.square(np.cumsum(inverse)))
 
@@ -239,16 +199,6 @@ def sensitivity(coefficients: np.ndarray, schema: schema_lib.MinSep) -> strategy
       m_t ≥ |c_t|, so every entry of CᵀC is at most that of MᵀM in magnitude, and
       the theorem applied to M bounds the sensitivity of C for contributions of
       any direction.
-
-    Args:
-      coefficients: Coefficients c, shape [p]; any signs.
-      schema: Participation schema.
-
-    Returns:
-      The sensitivity for clip norm 1; its `exact` says whether it is exact.
-
-    Raises:
-      ValueError: If a coefficient is not finite.
     """
     column = pad(coefficients, min(len(coefficients), schema.num_rounds))
     if not np.all(np.isfinite(column)):

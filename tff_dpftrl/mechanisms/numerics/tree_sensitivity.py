@@ -140,14 +140,6 @@ def earliest_pattern_squared(num_rounds: int, min_sep: int, max_participations: 
     """Computes Σ_nodes count² of the pattern 0, b, 2b, ...: a lower bound of S².
 
     It is often taken for the squared sensitivity; for trees it is too low.
-
-    Args:
-      num_rounds: Number of rounds n.
-      min_sep: Stride b between two participations.
-      max_participations: Largest number k of participations.
-
-    Returns:
-      The sum over the completed nodes of the squared number of participations.
     """
     count = min(max_participations, -(-num_rounds // min_sep))
     total = 0
@@ -163,19 +155,11 @@ def earliest_pattern_squared(num_rounds: int, min_sep: int, max_participations: 
 
 
 def upper_bound_squared(lengths: Sequence[int], min_sep: int, max_participations: int) -> int:
-    """Computes a proven upper bound of S², level by level, in O(levels).
+    """Computes a proven upper bound of S² for clip norm 1, level by level, in O(levels).
 
-    A node with 2^h leaves holds at most c_h = ⌈2^h / b⌉ participations, and the
-    counts of one level sum to at most k. A sum of squares is convex, so under
-    those two constraints it is largest when as many nodes as possible are full.
-
-    Args:
-      lengths: Number of rounds of each tree; one entry without restarts.
-      min_sep: Stride b between two participations.
-      max_participations: Largest number k of participations.
-
-    Returns:
-      An upper bound of the squared sensitivity for clip norm 1.
+    `lengths` are the numbers of rounds of the trees. A node with 2^h leaves holds at most
+    c_h = ⌈2^h / b⌉ participations, and the counts of one level sum to at most k. A sum of squares
+    is convex, so under those two constraints it is largest when as many nodes as possible are full.
     """
     total = 0
     for level in range(max(lengths).bit_length()):
@@ -191,20 +175,11 @@ def upper_bound_squared(lengths: Sequence[int], min_sep: int, max_participations
 def squared(
     lengths: Sequence[int], min_sep: int, max_participations: int, max_work: int = _MAX_WORK
 ) -> tuple[int, bool]:
-    """Computes S² of tree aggregation, possibly with restarts.
+    """Computes S² of trees of `lengths` rounds for clip norm 1, and whether it is exact.
 
-    The schema runs across restarts: a client's participations keep their
-    distance from one tree to the next, and their number is limited over all.
-
-    Args:
-      lengths: Number of rounds of each tree; one entry without restarts.
-      min_sep: Stride b: two rounds i < j of one client satisfy j - i >= b.
-      max_participations: Largest number k of rounds of one client.
-      max_work: Largest number of merged pairs. If the search needs more, the bound of
-        `upper_bound_squared` is returned.
-
-    Returns:
-      A pair: S² for clip norm 1, and whether it is exact; if not, it is an upper bound.
+    The schema runs across restarts: a client's participations keep their distance from one tree to
+    the next, and their number is limited over all. If the search needs more than `max_work` merged
+    pairs, the result is the bound of `upper_bound_squared`.
     """
     num_rounds = sum(lengths)
     count = min(max_participations, -(-num_rounds // min_sep))

@@ -31,28 +31,14 @@ def names() -> list[str]:
 
 
 def load(name: str) -> strategy_lib.Strategy:
-    """Loads the strategy called `name`, such as "blt-n2000-b400-k5".
-
-    Raises:
-      ValueError: If there is no such entry.
-    """
+    """Loads the strategy called `name`, such as "blt-n2000-b400-k5"."""
     from tff_dpftrl.mechanisms import serialization  # Names alone are all that --help needs.
 
     return serialization.load(_path(name))
 
 
 def find(name: str) -> strategy_lib.Strategy:
-    """Loads the strategy of a file or, if there is none of this name, of an entry.
-
-    Args:
-      name: Path of a file that `serialization.save` wrote, or a name of `names`.
-
-    Returns:
-      The strategy.
-
-    Raises:
-      ValueError: If there is neither, or the file is no strategy.
-    """
+    """Loads the strategy of a file or, if there is none of this name, of an entry."""
     if os.path.exists(name):
         from tff_dpftrl.mechanisms import serialization
 
@@ -66,11 +52,7 @@ def find(name: str) -> strategy_lib.Strategy:
 
 
 def load_certificate(name: str) -> certificate_lib.Certificate:
-    """Loads the certificate of an entry: its schema, and its losses there.
-
-    Raises:
-      ValueError: If there is no such entry.
-    """
+    """Loads the certificate of an entry: its schema, and its losses there."""
     from tff_dpftrl.mechanisms import serialization
 
     certificate = serialization.load_certificate(_path(name))

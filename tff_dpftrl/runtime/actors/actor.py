@@ -9,12 +9,7 @@ from typing import Any, TypeAlias
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-    """Effect: a message for another actor, a device or the observer.
-
-    Attributes:
-      to: Address of the receiver.
-      message: One of `messages`.
-    """
+    """Effect: a message (one of `messages`) for another actor, a device or the observer."""
 
     to: str
     message: Any
@@ -22,12 +17,7 @@ class Send:
 
 @dataclasses.dataclass(frozen=True)
 class After:
-    """Effect: a timer, after which the actor receives a message of its own.
-
-    Attributes:
-      seconds: Delay in seconds.
-      message: Any object.
-    """
+    """Effect: a timer, after which the actor receives a message of its own (any object)."""
 
     seconds: float
     message: Any
@@ -35,12 +25,7 @@ class After:
 
 @dataclasses.dataclass(frozen=True)
 class Spawn:
-    """Effect: another actor is built and started.
-
-    Attributes:
-      address: New address of that actor.
-      role: One of `roles`.
-    """
+    """Effect: another actor is built from one of `roles`, at a new address, and started."""
 
     address: str
     role: Any
@@ -48,11 +33,7 @@ class Spawn:
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-    """Effect: an actor is ended, perhaps the one whose effect it is.
-
-    Attributes:
-      address: Address of the actor; nothing happens if there is none.
-    """
+    """Effect: an actor is ended, perhaps the sender itself; nothing happens if there is none."""
 
     address: str
 

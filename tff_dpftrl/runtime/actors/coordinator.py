@@ -20,20 +20,12 @@ _LONGEST_PAUSE = 32  # Heartbeats between two attempts while commits fail.
 
 @dataclasses.dataclass(frozen=True)
 class _Attempt:
-    """The running attempt at a round, or at skipping it.
+    """The running attempt at a round, or at skipping it."""
 
-    Attributes:
-      address: Address of its Master Aggregator.
-      task: Name of the task.
-      round_index: Index of the round, from 0.
-      deadline: Time at which the attempt is abandoned, in seconds.
-      skips: Whether the round is skipped.
-    """
-
-    address: str
+    address: str  # Address of its Master Aggregator.
     task: str
     round_index: int
-    deadline: float
+    deadline: float  # Time at which the attempt is abandoned, in seconds.
     skips: bool
 
 
@@ -523,17 +515,8 @@ class Coordinator(actor.Actor):
     ) -> _Attempt:
         """Spawns the Master Aggregator of an attempt at the next round, and notes the attempt.
 
-        Args:
-          task: The task.
-          longest: Seconds after which the attempt is abandoned.
-          model: Serialised model for the devices.
-          selectors: Addresses of the Selectors that forward devices.
-          half_seconds: Seconds in which half of the goal's reports came; 0 if not known.
-          skips: Whether the round is skipped.
-          parties: Addresses of the noise parties.
-
-        Returns:
-          The attempt.
+        The attempt is abandoned after `longest` seconds. In `half_seconds` half of the goal's
+        reports came in earlier rounds; 0 if that is not known.
         """
         self._serial += 1
         commit = self._commits[task.name]

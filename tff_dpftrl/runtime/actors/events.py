@@ -20,56 +20,33 @@ class Leading:
 
 @dataclasses.dataclass(frozen=True)
 class SelectionOpened:
-    """The selection of devices for a round is open.
+    """The selection of devices for a round is open."""
 
-    Attributes:
-      task: Name of the task; empty if no task may have another round.
-      round_index: Index of the round, from 0, provided that the running attempt succeeds.
-    """
-
-    task: str
-    round_index: int
+    task: str  # Name of the task; empty if no task may have another round.
+    round_index: int  # Index of the round, from 0, provided that the running attempt succeeds.
 
 
 @dataclasses.dataclass(frozen=True)
 class SelectionProgress:
-    """State of the selection at a heartbeat of the Coordinator, sent when it has changed.
+    """State of the selection at a heartbeat of the Coordinator, sent when it has changed."""
 
-    Attributes:
-      task: Name of the task; empty if no task may have another round.
-      waiting: Number of waiting devices.
-      wanted: Number of devices with which the round begins at once.
-      resting: Number of check-ins, since the last attempt ended, of devices that have to rest.
-      min_sep_is_over: Whether no device has to rest for `min_sep` any more: other limits hold.
-      selectors: Number of Selectors.
-      silent_selectors: Number of Selectors that have not answered for `silence_seconds`.
-      not_stored: Number of attempts since the last commit that were not stored.
-      pause_seconds: Seconds until another attempt may begin after one that was not stored.
-      is_reading: Whether the store has not answered yet what is committed.
-    """
-
-    task: str
+    task: str  # Name of the task; empty if no task may have another round.
     waiting: int
-    wanted: int
+    wanted: int  # Number of devices with which the round begins at once.
+    # Number of check-ins, since the last attempt ended, of devices that have to rest.
     resting: int = 0
+    # Whether no device has to rest for `min_sep` any more: other limits hold.
     min_sep_is_over: bool = False
     selectors: int = 1
-    silent_selectors: int = 0
-    not_stored: int = 0
-    pause_seconds: int = 0
-    is_reading: bool = False
+    silent_selectors: int = 0  # Number of Selectors that have not answered for `silence_seconds`.
+    not_stored: int = 0  # Number of attempts since the last commit that were not stored.
+    pause_seconds: int = 0  # Seconds until another attempt may begin after one that was not stored.
+    is_reading: bool = False  # Whether the store has not answered yet what is committed.
 
 
 @dataclasses.dataclass(frozen=True)
 class RoundBegan:
-    """Devices were chosen for a round.
-
-    Attributes:
-      task: Name of the task.
-      round_index: Index of the round, from 0.
-      attempt: Name of the attempt.
-      devices: Number of devices that were chosen.
-    """
+    """Devices were chosen for a round."""
 
     task: str
     round_index: int
@@ -83,12 +60,6 @@ class RoundReleased:
 
     A new Coordinator repeats the event of the last round. If a Coordinator dies between commit and
     release, the event may be missing. The store's history has every round.
-
-    Attributes:
-      task: Name of the task.
-      round_index: Index of the round, from 0.
-      attempt: Name of the attempt.
-      metrics: Metrics of the round.
     """
 
     task: str
@@ -102,72 +73,46 @@ class RoundSkipped:
     """A round is committed as skipped: nothing of it is released, and the next one follows.
 
     A new Coordinator repeats the event of the last round.
-
-    Attributes:
-      task: Name of the task.
-      round_index: Index of the round, from 0.
-      attempt: Address of the Master Aggregator that committed the skip.
     """
 
     task: str
     round_index: int
-    attempt: str
+    attempt: str  # Address of the Master Aggregator that committed the skip.
 
 
 @dataclasses.dataclass(frozen=True)
 class RoundLost:
-    """A round's attempt was abandoned.
-
-    Attributes:
-      task: Name of the task.
-      round_index: Index of the round, from 0.
-      attempt: Name of the attempt.
-      reason: Reason in a few words.
-      counts: Numbers of devices by outcome, as far as they are known.
-    """
+    """A round's attempt was abandoned."""
 
     task: str
     round_index: int
     attempt: str
     reason: str
-    counts: Mapping[str, int]
+    counts: Mapping[str, int]  # Numbers of devices by outcome, as far as they are known.
 
 
 @dataclasses.dataclass(frozen=True)
 class TooFewDevices:
-    """Too few devices have come to a selection, which goes on, perhaps for a later round.
-
-    Attributes:
-      task: Name of the task.
-      waiting: Number of waiting devices.
-      least: Smallest number of devices for a round.
-      resting: Number of check-ins, since the last attempt ended, of devices that have to rest.
-      min_sep_is_over: Whether no device has to rest for `min_sep` any more: other limits hold.
-      rounds_done: Number of committed rounds.
-    """
+    """Too few devices have come to a selection, which goes on, perhaps for a later round."""
 
     task: str
     waiting: int
-    least: int
+    least: int  # Smallest number of devices for a round.
+    # Number of check-ins, since the last attempt ended, of devices that have to rest.
     resting: int = 0
+    # Whether no device has to rest for `min_sep` any more: other limits hold.
     min_sep_is_over: bool = False
     rounds_done: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class PartyAway:
-    """Noise parties of the open task are away, or, with `away` 0, all are back.
+    """Noise parties of the open task are away, or, with `away` 0, all are back."""
 
-    Attributes:
-      task: Name of the task, whose next round waits.
-      away: Number of promised parties that are not connected.
-      promised: Number of parties that the task's plan names.
-      to_skip: Number of next rounds that are skipped since a party has given their noise before.
-    """
-
-    task: str
-    away: int
-    promised: int
+    task: str  # Name of the task, whose next round waits.
+    away: int  # Number of promised parties that are not connected.
+    promised: int  # Number of parties that the task's plan names.
+    # Number of next rounds that are skipped since a party has given their noise before.
     to_skip: int = 0
 
 

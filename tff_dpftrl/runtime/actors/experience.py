@@ -21,11 +21,7 @@ class Experience:
     """
 
     def __init__(self, rounds: population.RoundSettings):
-        """Begins with the share that the task's over-selection assumes.
-
-        Args:
-          rounds: Sizes and time-outs of the task's rounds.
-        """
+        """Begins with the share that the task's over-selection assumes."""
         self._rounds = rounds
         self._share = rounds.goal_count / rounds.wanted
         self._least_share = rounds.goal_count / rounds.most_wanted
@@ -51,9 +47,8 @@ class Experience:
     def selected(self, seconds: float, num_devices: int) -> None:
         """Updates the estimates of the devices that come.
 
-        Args:
-          seconds: Seconds from the opening of a selection to the last of its devices.
-          num_devices: Number of devices that waited or rested.
+        The last of `num_devices` waiting or resting devices came `seconds` after the selection
+        opened.
         """
         if not self.num_devices:
             self.selection_seconds = seconds
@@ -69,9 +64,6 @@ class Experience:
 
         If too few devices reported and others were given up, they may have become slower: the next
         ones have twice as long.
-
-        Args:
-          turnout: Numbers of devices that were chosen and that reported.
         """
         self._learn(turnout)
         if turnout.has_given_up and turnout.reported < self._rounds.least:

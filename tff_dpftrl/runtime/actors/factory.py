@@ -22,14 +22,7 @@ from tff_dpftrl.runtime.store import interface
 
 
 class ActorFactory:
-    """Builder of a population's actors: it holds all that they need besides their roles.
-
-    Attributes:
-      served: The population.
-      selectors: Addresses of the population's Selectors.
-      store_address: Address of the StoreActor.
-      pace: Function that draws when a device is to check in again.
-    """
+    """Builder of a population's actors: it holds all that they need besides their roles."""
 
     def __init__(
         self,
@@ -43,16 +36,11 @@ class ActorFactory:
     ):
         """Stores the parts.
 
-        Args:
-          served: The population.
-          selectors: Addresses of the population's Selectors; one for each process that devices
-            connect to.
-          pace: Function that draws when a device is to check in again.
-          store_address: Address of the StoreActor.
-          verify_identity: Function that verifies devices' identity keys in a secure sum that does
-            not trust the server; if None, any key passes that the other devices accept.
-          yields: Function that returns whether the population's lease is to be left to another
-            server. It is called by the StoreActor, which then grants and renews nothing.
+        There is one Selector for each process that devices connect to. `pace` draws when a device
+        is to check in again. `verify_identity` verifies devices' identity keys in a secure sum that
+        does not trust the server; if None, any key passes that the other devices accept. The
+        StoreActor grants and renews no lease while `yields` returns True: the population is left to
+        another server.
         """
         self._yields = yields
         self._verify_identity = verify_identity
@@ -64,40 +52,16 @@ class ActorFactory:
     def selector(self, address: str, randomness: random.Random) -> actor.Actor:
         """Builds a Selector, also to replace one whose process has died.
 
-        Args:
-          address: One of `selectors`.
-          randomness: Source of its choices, seeded by the operating system except in tests.
-
-        Returns:
-          The actor, not started.
+        The operating system seeds `randomness`, except in tests.
         """
         return selector.Selector(address, self.served, randomness, self.pace)
 
     def store_actor(self, store: interface.Store) -> actor.Actor:
-        """Builds the actor in front of a store.
-
-        Args:
-          store: The store with the population's lease and tasks.
-
-        Returns:
-          The actor, not started.
-        """
+        """Builds the actor in front of a store."""
         return store_actor.StoreActor(self.store_address, self.served, store, self._yields)
 
     def build(self, address: str, role: Any, randomness: random.Random) -> actor.Actor:
-        """Builds the actor that a `Spawn` asks for.
-
-        Args:
-          address: Address of the actor.
-          role: Role of the actor, one of `roles`.
-          randomness: Source of its choices, seeded by the operating system except in tests.
-
-        Returns:
-          The actor, not started.
-
-        Raises:
-          TypeError: If there is no such role.
-        """
+        """Builds, but does not start, the actor of a `Spawn`; `role` is one of `roles`."""
         match role:
             case roles.CoordinatorRole():
                 return coordinator.Coordinator(

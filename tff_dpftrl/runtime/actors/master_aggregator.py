@@ -16,15 +16,11 @@ _Phase = merging.Phase
 
 @dataclasses.dataclass(frozen=True)
 class _GiveUp:
-    """Timer at which silent devices are dropped, or reporting is closed.
+    """Timer at which silent devices are dropped, or reporting is closed."""
 
-    Attributes:
-      half_seconds: Seconds from which the time was computed; after a change the timer is void.
-      is_last: Whether reporting is closed, rather than silent devices dropped.
-    """
-
+    # Seconds from which the time was computed; after a change the timer is void.
     half_seconds: float
-    is_last: bool = False
+    is_last: bool = False  # Whether reporting is closed, rather than silent devices dropped.
 
 
 class MasterAggregator(merging.Merging):
@@ -193,8 +189,7 @@ class MasterAggregator(merging.Merging):
     def _expect(self, half_seconds: float) -> None:
         """Sets the timer at which devices that have sent nothing are dropped.
 
-        Args:
-          half_seconds: Seconds in which half of the goal's reports come.
+        In `half_seconds` half of the goal's reports come.
         """
         passed = self.now - self._began_at
         self.after(self._rounds.patience(half_seconds) - passed, _GiveUp(half_seconds))

@@ -30,15 +30,8 @@ def tree(aggregators: Iterable[Child], task: population.Task, attempt: str) -> t
     """Puts Aggregators below merging Aggregators, until one actor can merge the sums that are left.
 
     The levels have the same fan-in, and are divided evenly. Merging Aggregators are numbered from
-    0, so that a placement can put each on another machine.
-
-    Args:
-      aggregators: The Aggregators that sum reports.
-      task: The task, whose rounds choose the fan-in.
-      attempt: Address of the Master Aggregator.
-
-    Returns:
-      The Aggregators whose sums the Master Aggregator merges.
+    0, so that a placement can put each on another machine. Returns the Aggregators whose sums the
+    Master Aggregator (address `attempt`) merges.
     """
     level = tuple(aggregators)
     fan_in = task.rounds.fan_in(len(level))

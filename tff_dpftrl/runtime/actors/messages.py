@@ -40,37 +40,25 @@ class Refusal(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class CheckIn:
-    """Device to Selector: the device is ready to take part.
+    """Device to Selector: the device is ready to take part."""
 
-    Attributes:
-      device: Address of the device's connection; its attestation is verified already.
-      tasks: Names of the tasks whose plans the device's version can run.
-      peer: Name of the network address that the device connects from, or of its connection on
-        loopback: a hash with a key of this start of the service. Devices with the same name may be
-        one host.
-    """
-
-    device: str
-    tasks: frozenset[str]
+    device: str  # Address of the device's connection; its attestation is verified already.
+    tasks: frozenset[str]  # Names of the tasks whose plans the device's version can run.
+    # Name of the network address that the device connects from, or of its connection on loopback: a
+    # hash with a key of this start of the service. Devices with the same name may be one host.
     peer: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class PartyReady:
-    """Engine to Selector, and on to the Coordinator: a noise party waits for an attempt.
+    """Engine to Selector, and on to the Coordinator: a noise party waits for an attempt."""
 
-    Attributes:
-      address: Address of the party's connection, which serves one attempt; its signature is
-        verified already.
-      key: Raw public key of the party, one of those that the task's plan names.
-      task: Name of the task.
-      next_round: Index of the first round whose noise the party has not given.
-    """
-
+    # Address of the party's connection, which serves one attempt; its signature is verified
+    # already.
     address: str
-    key: bytes
+    key: bytes  # Raw public key of the party, one of those that the task's plan names.
     task: str
-    next_round: int
+    next_round: int  # Index of the first round whose noise the party has not given.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,58 +68,37 @@ class DeviceRests:
 
 @dataclasses.dataclass(frozen=True)
 class ComeBack:
-    """Server to device: the device is not needed now.
-
-    Attributes:
-      device: Address of the device's connection.
-      turns: Times at which to check in again, in increasing seconds from now; the device takes the
-        first one that it can.
-      reason: Reason in a few words.
-      is_finished: Whether no task of the population has a further round.
-    """
+    """Server to device: the device is not needed now."""
 
     device: str
+    # Times at which to check in again, in increasing seconds from now; the device takes the first
+    # one that it can.
     turns: tuple[float, ...]
     reason: str
-    is_finished: bool = False
+    is_finished: bool = False  # Whether no task of the population has a further round.
 
 
 @dataclasses.dataclass(frozen=True)
 class Configure:
-    """Aggregator to device: take part. The engine adds the plan for the device's version.
-
-    Attributes:
-      device: Address of the device's connection.
-      report_to: Address of the Aggregator that takes the report.
-      attempt: Name of the attempt, which the report must repeat.
-      task: Name of the task.
-      round_index: Index of the round, from 0.
-      model: Serialised committed model to begin with.
-      secure_sum_session: Session of the group's secure sum; empty where reports are in the clear.
-    """
+    """Aggregator to device: take part. The engine adds the plan for the device's version."""
 
     device: str
     report_to: str
-    attempt: str
+    attempt: str  # Name of the attempt, which the report must repeat.
     task: str
     round_index: int
-    model: bytes = _unprinted()
+    model: bytes = _unprinted()  # Serialised committed model to begin with.
+    # Session of the group's secure sum; empty where reports are in the clear.
     secure_sum_session: bytes = _unprinted_bytes()
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Device to Aggregator: the device's result.
-
-    Attributes:
-      device: Address of the device's connection.
-      attempt: Name of the attempt, as `Configure` gave it.
-      payload: Report for the task's summation. Untrusted.
-    """
+    """Device to Aggregator: the device's result."""
 
     device: str
     attempt: str
-    payload: Any = _unprinted()
+    payload: Any = _unprinted()  # Report for the task's summation. Untrusted.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,36 +110,23 @@ class ReportBegun:
 
 @dataclasses.dataclass(frozen=True)
 class SecureSumMessage:
-    """Device to Aggregator: one step of a secure sum, which takes the place of a report.
-
-    Attributes:
-      device: Address of the device's connection.
-      attempt: Name of the attempt, as `Configure` gave it.
-      step: Number of the step, from 0; it tells a duplicate from the next step.
-      content: Serialised `secure_sum_pb2.ToServer`.
-      vector: Content of the masked vector, if it is not in `content`.
-    """
+    """Device to Aggregator: one step of a secure sum, which takes the place of a report."""
 
     device: str
     attempt: str
-    step: int
-    content: bytes = _unprinted()
+    step: int  # Number of the step, from 0; it tells a duplicate from the next step.
+    content: bytes = _unprinted()  # Serialised `secure_sum_pb2.ToServer`.
+    # Content of the masked vector, if it is not in `content`.
     vector: bytes | bytearray = _unprinted_bytes()
 
 
 @dataclasses.dataclass(frozen=True)
 class SecureSumAnswer:
-    """Aggregator to device: data for the device's next step.
-
-    Attributes:
-      device: Address of the device's connection.
-      step: Number of the step that this message answers.
-      content: Serialised `secure_sum_pb2.ToDevice`.
-    """
+    """Aggregator to device: data for the device's next step."""
 
     device: str
-    step: int
-    content: bytes = _unprinted()
+    step: int  # Number of the step that this message answers.
+    content: bytes = _unprinted()  # Serialised `secure_sum_pb2.ToDevice`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,35 +138,23 @@ class VectorAdded:
 
 @dataclasses.dataclass(frozen=True)
 class ReportAccepted:
-    """Aggregator to device: the result is in the sum; the round may still be abandoned.
-
-    Attributes:
-      device: Address of the device's connection.
-      attempt: Name of the attempt.
-      turns: Times at which to check in again, in increasing seconds from now; the device takes the
-        first one that it can.
-    """
+    """Aggregator to device: the result is in the sum; the round may still be abandoned."""
 
     device: str
     attempt: str
+    # Times at which to check in again, in increasing seconds from now; the device takes the first
+    # one that it can.
     turns: tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class ReportRefused:
-    """Aggregator or engine to device: this result does not count, or not a second time.
-
-    Attributes:
-      device: Address of the device's connection.
-      attempt: Name of the attempt.
-      refusal: Reason of the refusal.
-      reason: Description of an unusable report in a few words.
-    """
+    """Aggregator or engine to device: this result does not count, or not a second time."""
 
     device: str
     attempt: str
     refusal: Refusal
-    reason: str = ""
+    reason: str = ""  # Description of an unusable report in a few words.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,67 +184,41 @@ class Shutdown:
 
 @dataclasses.dataclass(frozen=True)
 class SelectDevices:
-    """Coordinator to Selector: a heartbeat with the wanted devices.
-
-    Attributes:
-      epoch: Epoch of the Coordinator's lease.
-      coordinator: Address of the Coordinator.
-      task: Name of the task of the next round; empty if there is none.
-      wanted: Number of devices that should wait for the round.
-      accepting: Whether devices may wait now.
-      is_finished: Whether no task of the population has a further round.
-    """
+    """Coordinator to Selector: a heartbeat with the wanted devices."""
 
     epoch: int
     coordinator: str
-    task: str
-    wanted: int
+    task: str  # Name of the task of the next round; empty if there is none.
+    wanted: int  # Number of devices that should wait for the round.
     accepting: bool
-    is_finished: bool = False
+    is_finished: bool = False  # Whether no task of the population has a further round.
 
 
 @dataclasses.dataclass(frozen=True)
 class DevicesWaiting:
-    """Selector to Coordinator: the number of waiting devices.
-
-    Attributes:
-      selector: Address of the Selector.
-      epoch: Epoch of the last `SelectDevices`.
-      task: Name of the task that the devices can take part in, from the last `SelectDevices`.
-      serial: Serial number of the last `ForwardDevices` of this epoch that is carried out.
-      waiting: Number of waiting devices.
-      resting: Number of connections of devices that had to rest, since the Selector's start.
-      parties: Noise parties that wait; they are no devices, and not in `waiting`.
-    """
+    """Selector to Coordinator: the number of waiting devices."""
 
     selector: str
-    epoch: int
-    task: str
-    serial: int
+    epoch: int  # Epoch of the last `SelectDevices`.
+    task: str  # Name of the task that the devices can take part in, from the last `SelectDevices`.
+    serial: int  # Serial number of the last `ForwardDevices` of this epoch that is carried out.
     waiting: int
+    # Number of connections of devices that had to rest, since the Selector's start.
     resting: int = 0
+    # Noise parties that wait; they are no devices, and not in `waiting`.
     parties: tuple[PartyReady, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class ForwardDevices:
-    """Coordinator to Selector: forward devices to a Master Aggregator.
-
-    Attributes:
-      epoch: Epoch of the Coordinator's lease.
-      serial: Serial number, which grows with every attempt of an epoch.
-      attempt: Address of the Master Aggregator.
-      task: Name of the task.
-      count: Number of devices.
-      then: Devices that are wanted afterwards.
-    """
+    """Coordinator to Selector: forward devices to a Master Aggregator."""
 
     epoch: int
-    serial: int
+    serial: int  # Serial number, which grows with every attempt of an epoch.
     attempt: str
     task: str
     count: int
-    then: SelectDevices
+    then: SelectDevices  # Devices that are wanted afterwards.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -328,78 +244,52 @@ class AbandonRound:
 
 @dataclasses.dataclass(frozen=True)
 class Turnout:
-    """Numbers of one attempt's devices, from which the next attempts are planned.
-
-    Attributes:
-      chosen: Number of devices that were chosen.
-      reported: Number of devices that reported before the attempt was closed; in a secure sum, the
-        number that arrived.
-      undecided: Number of devices that might have reported later.
-      half_seconds: Seconds in which half of the goal's reports came; 0 if they did not come.
-      has_given_up: Whether devices that had sent nothing were given up before the time-out.
-    """
+    """Numbers of one attempt's devices, from which the next attempts are planned."""
 
     chosen: int
+    # Number of devices that reported before the attempt was closed; in a secure sum, the number
+    # that arrived.
     reported: int
-    undecided: int
-    half_seconds: float
+    undecided: int  # Number of devices that might have reported later.
+    half_seconds: float  # Seconds in which half of the goal's reports came; 0 if they did not come.
+    # Whether devices that had sent nothing were given up before the time-out.
     has_given_up: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class RoundCommitted:
-    """Master Aggregator to Coordinator: the store has confirmed the commit.
-
-    Attributes:
-      attempt: Name of the attempt.
-      epoch: Epoch of the lease under which the round was committed.
-      commit: The commit: model and metrics may be released, the state is secret.
-      turnout: Numbers of devices; None if Aggregators were lost with their devices.
-    """
+    """Master Aggregator to Coordinator: the store has confirmed the commit."""
 
     attempt: str
-    epoch: int
-    commit: interface.Commit
+    epoch: int  # Epoch of the lease under which the round was committed.
+    commit: interface.Commit  # The commit: model and metrics may be released, the state is secret.
+    # Numbers of devices; None if Aggregators were lost with their devices.
     turnout: Turnout | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class RoundAbandoned:
-    """Master Aggregator to Coordinator: the attempt has ended, and nothing was released.
-
-    Attributes:
-      attempt: Name of the attempt.
-      reason: Reason in a few words.
-      counts: Numbers of devices by outcome.
-      not_stored: Whether only the commit failed: the store refused it.
-      used_devices: Whether devices were configured: they may have counted a participation.
-      turnout: Numbers of devices; None if no device was configured, or Aggregators were lost with
-        their devices.
-    """
+    """Master Aggregator to Coordinator: the attempt has ended, and nothing was released."""
 
     attempt: str
     reason: str
-    counts: Mapping[str, int]
-    not_stored: bool = False
+    counts: Mapping[str, int]  # Numbers of devices by outcome.
+    not_stored: bool = False  # Whether only the commit failed: the store refused it.
+    # Whether devices were configured: they may have counted a participation.
     used_devices: bool = True
+    # Numbers of devices; None if no device was configured, or Aggregators were lost with their
+    # devices.
     turnout: Turnout | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class ReportsCounted:
-    """Aggregator to its parent, which merges its sum: the Aggregator's progress.
-
-    Attributes:
-      aggregator: Address of the Aggregator.
-      accepted: Number of reports in the sum; in a secure sum, the number of arrived devices.
-      outstanding: Number of devices that may still report.
-      is_short: Whether a secure sum needs outstanding devices, so as not to be lost.
-    """
+    """Aggregator to its parent, which merges its sum: the Aggregator's progress."""
 
     aggregator: str
-    accepted: int
-    outstanding: int
-    is_short: bool = False
+    accepted: int  # Number of reports in the sum; in a secure sum, the number of arrived devices.
+    outstanding: int  # Number of devices that may still report.
+    is_short: bool = False  # Whether a secure sum needs outstanding devices, so as not to be lost.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -414,16 +304,11 @@ class DropSilent:
 
 @dataclasses.dataclass(frozen=True)
 class PartialSum:
-    """Aggregator to its parent, which merges sums: the Aggregator's sum.
-
-    Attributes:
-      aggregator: Address of the Aggregator.
-      total: Sum, as the task's summation returns it; None if it is lost.
-      counts: Numbers of devices by outcome; "reports" is the number of reports in the sum.
-    """
+    """Aggregator to its parent, which merges sums: the Aggregator's sum."""
 
     aggregator: str
-    total: Any = _unprinted()
+    total: Any = _unprinted()  # Sum, as the task's summation returns it; None if it is lost.
+    # Numbers of devices by outcome; "reports" is the number of reports in the sum.
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
@@ -432,30 +317,19 @@ class PartialSum:
 
 @dataclasses.dataclass(frozen=True)
 class AcquireLease:
-    """Coordinator to StoreActor: acquire the lease.
-
-    Attributes:
-      owner: Address of the Coordinator.
-      asked_at: Time of the request by the Coordinator's clock, in seconds.
-    """
+    """Coordinator to StoreActor: acquire the lease."""
 
     owner: str
-    asked_at: float
+    asked_at: float  # Time of the request by the Coordinator's clock, in seconds.
 
 
 @dataclasses.dataclass(frozen=True)
 class RenewLease:
-    """Coordinator to StoreActor: renew the lease.
-
-    Attributes:
-      owner: Address of the Coordinator.
-      epoch: Epoch of the lease.
-      asked_at: Time of the request by the Coordinator's clock, in seconds.
-    """
+    """Coordinator to StoreActor: renew the lease."""
 
     owner: str
     epoch: int
-    asked_at: float
+    asked_at: float  # Time of the request by the Coordinator's clock, in seconds.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -468,39 +342,23 @@ class ReleaseLease:
 
 @dataclasses.dataclass(frozen=True)
 class LeaseGranted:
-    """StoreActor to Coordinator: the Coordinator holds the lease.
-
-    Attributes:
-      epoch: Epoch of the lease.
-      asked_at: Time of the request, from which the lease's seconds count.
-    """
+    """StoreActor to Coordinator: the Coordinator holds the lease."""
 
     epoch: int
-    asked_at: float
+    asked_at: float  # Time of the request, from which the lease's seconds count.
 
 
 @dataclasses.dataclass(frozen=True)
 class LeaseRefused:
-    """StoreActor to Coordinator: the Coordinator does not hold the lease.
+    """StoreActor to Coordinator: the Coordinator does not hold the lease."""
 
-    Attributes:
-      epoch: Epoch of the lease that was lost; 0 if the request was for a new one.
-      reason: Message that names the holder.
-    """
-
-    epoch: int
-    reason: str
+    epoch: int  # Epoch of the lease that was lost; 0 if the request was for a new one.
+    reason: str  # Message that names the holder.
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadCommits:
-    """Coordinator to StoreActor: read the last commits.
-
-    Attributes:
-      reply_to: Address of the Coordinator.
-      request: Number of the request.
-      tasks: Names of the tasks.
-    """
+    """Coordinator to StoreActor: read the last commits."""
 
     reply_to: str
     request: int
@@ -509,27 +367,15 @@ class ReadCommits:
 
 @dataclasses.dataclass(frozen=True)
 class CommitsRead:
-    """StoreActor to Coordinator: the last commits.
-
-    Attributes:
-      request: Number of the request.
-      commits: Last commit of each task.
-    """
+    """StoreActor to Coordinator: the last commits."""
 
     request: int
-    commits: tuple[interface.Commit, ...]
+    commits: tuple[interface.Commit, ...]  # Last commit of each task.
 
 
 @dataclasses.dataclass(frozen=True)
 class BeginAttempt:
-    """Master Aggregator to StoreActor: note the attempt, whose devices are chosen.
-
-    Attributes:
-      reply_to: Address of the Master Aggregator, the name of the attempt.
-      epoch: Epoch of the Coordinator's lease.
-      task: Name of the task.
-      round_index: Index of the round, from 0.
-    """
+    """Master Aggregator to StoreActor: note the attempt, whose devices are chosen."""
 
     reply_to: str
     epoch: int
@@ -544,23 +390,14 @@ class AttemptBegun:
 
 @dataclasses.dataclass(frozen=True)
 class CommitRound:
-    """Master Aggregator to StoreActor: commit the noised result of a round.
-
-    Attributes:
-      reply_to: Address of the Master Aggregator.
-      epoch: Epoch of the Coordinator's lease.
-      task: Name of the task.
-      round_index: Index of the round, from 0.
-      model: Serialised model after the round.
-      state: Serialised state of the aggregator after the round; secret.
-      metrics: Metrics of the round.
-    """
+    """Master Aggregator to StoreActor: commit the noised result of a round."""
 
     reply_to: str
     epoch: int
     task: str
     round_index: int
-    model: bytes = _unprinted()
+    model: bytes = _unprinted()  # Serialised model after the round.
+    # Serialised state of the aggregator after the round; secret.
     state: bytes | contents.Content = _unprinted()
     metrics: Mapping[str, Any] = _unprinted()
 

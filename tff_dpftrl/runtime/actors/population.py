@@ -151,30 +151,22 @@ _SHORTEST_PATIENCE = 0.1  # Share of the time-out.
 
 @dataclasses.dataclass(frozen=True)
 class RoundSettings:
-    """Sizes and time-outs of a round (Bonawitz et al. 2019, section 2.2).
+    """Sizes and time-outs of a round (Bonawitz et al. 2019, section 2.2)."""
 
-    Attributes:
-      goal_count: Number of reports that complete a round.
-      over_selection: Devices selected for each report of the goal, since some will not report.
-      least_fraction: Share of the goal that suffices at the time-out.
-      selection_timeout: Longest time until a round begins with fewer devices, in seconds.
-      reporting_timeout: Seconds that devices have to report.
-      devices_per_aggregator: Number of devices whose reports one Aggregator sums.
-      max_fan_in: Largest number of sums that one actor merges. Of more Aggregators there is a tree.
-      exchange_timeout: Seconds that an actor waits for another actor's answer.
-      most_over_selection: Largest number of devices selected for each report of the goal, where
-        many have not reported in earlier rounds. A sum still holds at most `wanted` reports. A
-        value of at most `over_selection` has no effect.
-    """
-
-    goal_count: int
+    goal_count: int  # Number of reports that complete a round.
+    # Devices selected for each report of the goal, since some will not report.
     over_selection: float = 1.3
-    least_fraction: float = 0.8
+    least_fraction: float = 0.8  # Share of the goal that suffices at the time-out.
+    # Longest time until a round begins with fewer devices, in seconds.
     selection_timeout: float = 600.0
-    reporting_timeout: float = 600.0
-    devices_per_aggregator: int = 500
-    exchange_timeout: float = 10.0
+    reporting_timeout: float = 600.0  # Seconds that devices have to report.
+    devices_per_aggregator: int = 500  # Number of devices whose reports one Aggregator sums.
+    exchange_timeout: float = 10.0  # Seconds that an actor waits for another actor's answer.
+    # Largest number of devices selected for each report of the goal, where many have not reported
+    # in earlier rounds. A sum still holds at most `wanted` reports. A value of at most
+    # `over_selection` has no effect.
     most_over_selection: float = 3.0
+    # Largest number of sums that one actor merges. Of more Aggregators there is a tree.
     max_fan_in: int = 16
 
     def __post_init__(self):
@@ -199,11 +191,7 @@ class RoundSettings:
         return max(self.wanted, math.ceil(self.goal_count * self.most_over_selection - 1e-9))
 
     def patience(self, half_seconds: float) -> float:
-        """Returns the seconds after which a device that has sent nothing is dropped.
-
-        Args:
-          half_seconds: Seconds in which half of the goal's reports come.
-        """
+        """Returns the seconds after which a device that has sent nothing is dropped."""
         shortest = _SHORTEST_PATIENCE * self.reporting_timeout
         return min(self.reporting_timeout, max(shortest, _PATIENCE * half_seconds))
 
@@ -235,24 +223,20 @@ class RoundSettings:
 
 @dataclasses.dataclass(frozen=True)
 class SecureSumSettings:
-    """Settings of a task whose devices sum their reports securely, in groups.
+    """Settings of a task whose devices sum their reports securely, in groups."""
 
-    Attributes:
-      parameters: Parameters that the devices' plan demands: layout of a vector, threat model, and
-        smallest number of devices in a group's sum.
-      most_devices: Largest number of devices in the sum of all groups for which the moduli suffice.
-      threshold_fraction: Fraction of a secret's shares that recovers it; the default of the threat
-        model if None (`secure_sums.group.Group`).
-      num_neighbours: Number of devices that each device shares its secrets with; all devices of its
-        group if None.
-      step_timeout: Seconds that devices have for each step once reporting is closed; slower
-        devices count as dropped.
-    """
-
+    # Parameters that the devices' plan demands: layout of a vector, threat model, and smallest
+    # number of devices in a group's sum.
     parameters: parameters_lib.Parameters
+    # Largest number of devices in the sum of all groups for which the moduli suffice.
     most_devices: int
+    # Fraction of a secret's shares that recovers it; the default of the threat model if None
+    # (`secure_sums.group.Group`).
     threshold_fraction: float | None = None
+    # Number of devices that each device shares its secrets with; all devices of its group if None.
     num_neighbours: int | None = None
+    # Seconds that devices have for each step once reporting is closed; slower devices count as
+    # dropped.
     step_timeout: float = 60.0
 
     def __post_init__(self):
@@ -277,45 +261,33 @@ def _no_refusal(commit: interface.Commit) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A task of a population.
+    """A task of a population."""
 
-    Attributes:
-      name: Name of the task, also in the store.
-      rounds: Sizes and time-outs of its rounds.
-      summation: Sum of its reports.
-      server_step: The server's update of a round.
-      weight: Relative share of the rounds among the population's tasks.
-      model_of: Name of the task whose committed model the devices get, for an evaluation; the
-        task itself if None.
-      num_rounds: Number of rounds after which the task ends; unlimited if None.
-      pipelined: Whether devices of the next round may be selected while a round reports. Must be
-        False if the participation schedule counts whole rounds between a device's participations.
-      rest_seconds: Approximate time in seconds until a device that has taken part can do so again.
-        It is added to the times at which the device is to check in.
-      refusal: Function of the last commit that returns the reason why no further round may begin,
-        like a spent privacy budget, or None.
-      secure_sum: Settings of the secure sum; None if the server sees reports in the clear.
-      min_sep: Smallest stride between two rounds of one device, in rounds.
-      max_participations: Largest number of rounds of one device; None if devices have no limit.
-      min_sep_hours: Hours that a device rests after it took part.
-      tested_tensorflow: Versions of TensorFlow with which the devices' part was tested; empty if
-        unknown.
-    """
-
-    name: str
+    name: str  # Name of the task, also in the store.
     rounds: RoundSettings
     summation: Summation
     server_step: ServerStep
-    weight: float = 1.0
+    weight: float = 1.0  # Relative share of the rounds among the population's tasks.
+    # Name of the task whose committed model the devices get, for an evaluation; the task itself if
+    # None.
     model_of: str | None = None
-    num_rounds: int | None = None
+    num_rounds: int | None = None  # Number of rounds after which the task ends; unlimited if None.
+    # Whether devices of the next round may be selected while a round reports. Must be False if the
+    # participation schedule counts whole rounds between a device's participations.
     pipelined: bool = True
+    # Approximate time in seconds until a device that has taken part can do so again. It is added to
+    # the times at which the device is to check in.
     rest_seconds: float = 0.0
+    # Function of the last commit that returns the reason why no further round may begin, like a
+    # spent privacy budget, or None.
     refusal: Callable[[interface.Commit], str | None] = _no_refusal
+    # Settings of the secure sum; None if the server sees reports in the clear.
     secure_sum: SecureSumSettings | None = None
-    min_sep: int = 1
+    min_sep: int = 1  # Smallest stride between two rounds of one device, in rounds.
+    # Largest number of rounds of one device; None if devices have no limit.
     max_participations: int | None = None
-    min_sep_hours: float = 0.0
+    min_sep_hours: float = 0.0  # Hours that a device rests after it took part.
+    # Versions of TensorFlow with which the devices' part was tested; empty if unknown.
     tested_tensorflow: tuple[str, ...] = ()
 
     def __post_init__(self):
@@ -352,14 +324,7 @@ class Task:
         return () if self.secure_sum is None else self.secure_sum.parameters.noise_parties
 
     def wait_for_parties(self, event: events.PartyAway) -> str:
-        """Describes that the next round waits for noise parties, or why rounds are skipped.
-
-        Args:
-          event: Event of this task.
-
-        Returns:
-          One or two sentences.
-        """
+        """Describes that the next round waits for noise parties, or why rounds are skipped."""
         if event.to_skip:
             return (
                 f"rounds to skip: {event.to_skip}. A noise party has given their noise to attempts "
@@ -380,14 +345,10 @@ class Task:
         return self.rounds.longest - self.rounds.exchange_timeout + self.longest_closing(levels)
 
     def longest_closing(self, levels: int = 1) -> float:
-        """Returns the longest time from the end of reporting to the sum of all Aggregators.
+        """Returns the longest time, in seconds, from the end of reporting to the sum of all.
 
-        Args:
-          levels: Number of levels of merges. Each waits longer than the one below it, so that one
-            missing sum does not take others with it.
-
-        Returns:
-          The time in seconds.
+        Each level of merges waits longer than the one below it, so that one missing sum does not
+        take others with it.
         """
         return levels * self.rounds.exchange_timeout + self._secure_seconds
 
@@ -396,18 +357,12 @@ class Task:
         return 0.0 if self.secure_sum is None else self.secure_sum.longest
 
     def num_groups(self, num_devices: int) -> int:
-        """Computes the number of Aggregators among which devices are divided evenly.
+        """Computes the number of Aggregators among which devices are divided evenly; 0 if too few.
 
         A secure sum's group is lost if too many of its devices drop out. A group should therefore
         hold the smallest sum's devices times `over_selection`. Where groups of
         `devices_per_aggregator` would be smaller, there are fewer and larger groups. This is not
         done with `num_neighbours`, since the proof for such groups holds up to this size only.
-
-        Args:
-          num_devices: Number of devices.
-
-        Returns:
-          The number of groups; 0 if there are too few devices for them.
         """
         groups = math.ceil(num_devices / self.rounds.devices_per_aggregator)
         if self.secure_sum is None:
@@ -419,15 +374,9 @@ class Task:
         return groups if num_devices >= groups * least else 0
 
     def rests_advice(self, num_devices: float) -> str:
-        """Describes what mends a population that is too small for a round after round.
+        """Describes what helps a population that is too small for round after round; may be empty.
 
         In any `min_sep` rounds in a row, no device takes part twice.
-
-        Args:
-          num_devices: Number of devices of the population.
-
-        Returns:
-          One sentence; empty if there are enough devices.
         """
         wanted = self.rounds.wanted
         if num_devices >= self.min_sep * wanted:
@@ -445,14 +394,7 @@ class Task:
         )
 
     def shortage(self, event: events.TooFewDevices) -> str:
-        """Describes why no round begins, and what mends it.
-
-        Args:
-          event: Event of this task.
-
-        Returns:
-          One or two sentences that name the numbers of devices.
-        """
+        """Describes, with the numbers of devices, why no round begins, and what would help."""
         text = f"{event.waiting} devices wait, and a round needs {event.least} at least"
         if not event.resting:
             return f"{text}: waiting for more."
@@ -483,7 +425,7 @@ class Task:
             f"{others}They have counted later rounds than this store has: it was restored from an "
             "older copy, or begun anew. Stop, and serve the store that has all rounds, or make the "
             "task anew under another name. Rounds that are made twice cost privacy that no "
-            "statement counts."
+            "statement counts; those of a task of version 0.4 have the same noise, and reveal sums."
         )
 
     def is_over(self, commit: interface.Commit) -> bool:
@@ -495,22 +437,16 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Population:
-    """A population: its tasks, and the times of its leases.
+    """A population: its tasks, and the times of its leases."""
 
-    Attributes:
-      name: Name of the population, also in the store.
-      tasks: Tasks of the population.
-      lease_seconds: Duration of a Coordinator's lease unless it is renewed, in seconds.
-      heartbeat_seconds: Interval at which a Coordinator renews its lease and sends heartbeats to
-        the Selectors, in seconds.
-      silence_seconds: Time without a heartbeat after which a Selector spawns another Coordinator,
-        in seconds.
-    """
-
-    name: str
+    name: str  # Name of the population, also in the store.
     tasks: tuple[Task, ...]
+    # Duration of a Coordinator's lease unless it is renewed, in seconds.
     lease_seconds: float = 15.0
+    # Interval at which a Coordinator renews its lease and sends heartbeats to the Selectors, in
+    # seconds.
     heartbeat_seconds: float = 2.0
+    # Time without a heartbeat after which a Selector spawns another Coordinator, in seconds.
     silence_seconds: float = 6.0
 
     def __post_init__(self):
@@ -534,9 +470,5 @@ class Population:
             )
 
     def task(self, name: str) -> Task:
-        """Returns the task of a name.
-
-        Raises:
-          KeyError: If there is none.
-        """
+        """Returns the task of a name; raises KeyError if there is none."""
         return {task.name: task for task in self.tasks}[name]

@@ -12,12 +12,7 @@ _COORDINATOR = "/coordinator/"
 
 
 def coordinator_address(population: str, name: str) -> str:
-    """Returns the address of a Coordinator; those of the actors below it begin with it.
-
-    Args:
-      population: Name of the population that it leads.
-      name: Name of the Coordinator, without a slash.
-    """
+    """Returns the address of a Coordinator; those of the actors below it begin with it."""
     return f"{population}{_COORDINATOR}{name}"
 
 
@@ -33,71 +28,48 @@ class CoordinatorRole:
 
 @dataclasses.dataclass(frozen=True)
 class MasterAggregatorRole:
-    """Role of a Master Aggregator, which makes one attempt at a round, or skips it.
+    """Role of a Master Aggregator, which makes one attempt at a round, or skips it."""
 
-    Attributes:
-      coordinator: Address of the Coordinator, which receives the outcome.
-      epoch: Epoch of the lease under which the round is committed.
-      commit: Last commit of the task, from which the round continues; secret.
-      model: Serialised committed model that devices begin with.
-      expected: Addresses of the Selectors that forward devices.
-      skips: Whether the round is skipped: no device takes part, and nothing is released.
-      half_seconds: Seconds in which half of the goal's reports came in earlier rounds; 0 if that
-        is not known.
-      parties: Addresses of the connections of the noise parties.
-    """
-
-    coordinator: str
-    epoch: int
-    commit: interface.Commit
+    coordinator: str  # Address of the Coordinator, which receives the outcome.
+    epoch: int  # Epoch of the lease under which the round is committed.
+    commit: interface.Commit  # Last commit of the task, from which the round continues; secret.
+    # Serialised committed model that devices begin with.
     model: bytes = dataclasses.field(repr=False)
-    expected: frozenset[str]
+    expected: frozenset[str]  # Addresses of the Selectors that forward devices.
+    # Whether the round is skipped: no device takes part, and nothing is released.
     skips: bool = False
+    # Seconds in which half of the goal's reports came in earlier rounds; 0 if that is not known.
     half_seconds: float = 0.0
-    parties: tuple[str, ...] = ()
+    parties: tuple[str, ...] = ()  # Addresses of the connections of the noise parties.
 
 
 @dataclasses.dataclass(frozen=True)
 class AggregatorRole:
-    """Role of an Aggregator, which sums the reports of some devices of an attempt.
+    """Role of an Aggregator, which sums the reports of some devices of an attempt."""
 
-    Attributes:
-      attempt: Address of the Master Aggregator.
-      task: Name of the task.
-      round_index: Index of the round, from 0.
-      model: Serialised committed model that devices begin with.
-      devices: Addresses of the devices' connections.
-      most_reports: Largest number of reports in the sum; the number of devices if None. Reports
-        beyond it are refused.
-      parent: Address of the actor that receives counts and the sum; the actor that spawns this one
-        sets it.
-      parties: Addresses of the connections of the noise parties.
-    """
-
-    attempt: str
+    attempt: str  # Address of the Master Aggregator.
     task: str
     round_index: int
+    # Serialised committed model that devices begin with.
     model: bytes = dataclasses.field(repr=False)
-    devices: tuple[str, ...]
+    devices: tuple[str, ...]  # Addresses of the devices' connections.
+    # Largest number of reports in the sum; the number of devices if None. Reports beyond it are
+    # refused.
     most_reports: int | None = None
+    # Address of the actor that receives counts and the sum; the actor that spawns this one sets it.
     parent: str = ""
-    parties: tuple[str, ...] = ()
+    parties: tuple[str, ...] = ()  # Addresses of the connections of the noise parties.
     levels: ClassVar[int] = 0  # Number of levels of merges.
 
 
 @dataclasses.dataclass(frozen=True)
 class MergingAggregatorRole:
-    """Role of an Aggregator that merges the sums of other Aggregators, which it spawns.
-
-    Attributes:
-      task: Name of the task.
-      children: Address and role of each of the Aggregators.
-      parent: Address of the actor that receives counts and the sum; the actor that spawns this one
-        sets it.
-    """
+    """Role of an Aggregator that merges the sums of other Aggregators, which it spawns."""
 
     task: str
+    # Address and role of each of the Aggregators.
     children: tuple[tuple[str, AggregatorRole | MergingAggregatorRole], ...]
+    # Address of the actor that receives counts and the sum; the actor that spawns this one sets it.
     parent: str = ""
 
     @property

@@ -41,11 +41,7 @@ class SecureAggregator(reporting.Reporting):
         pace: selector.Pace,
         verify_identity: VerifyIdentity | None = None,
     ):
-        """Begins a group; `factory.ActorFactory` documents the arguments.
-
-        Raises:
-          ValueError: If the task's reports are in the clear.
-        """
+        """Begins a group; `factory.ActorFactory` documents the arguments."""
         super().__init__(address, task, role, randomness, pace)
         settings = task.secure_sum
         if settings is None:

@@ -11,11 +11,7 @@ class Waiting:
     """Waiting devices. All methods but `evenly` take a time that does not grow with the number."""
 
     def __init__(self, randomness: random.Random):
-        """Begins without devices.
-
-        Args:
-          randomness: Source of all choices.
-        """
+        """Begins without devices; all choices come from `randomness`."""
         self._random = randomness
         self._tasks: dict[str, frozenset[str]] = {}
         self._peer_of: dict[str, str] = {}
@@ -40,13 +36,7 @@ class Waiting:
         return task in self._tasks[device]
 
     def add(self, device: str, tasks: frozenset[str], peer: str) -> None:
-        """Adds a device.
-
-        Args:
-          device: Address of the device's connection; it must not wait already.
-          tasks: Names of the tasks that the device can run.
-          peer: Name of the network address that the device connects from.
-        """
+        """Adds a device that does not wait yet; `peer` names its network address."""
         self._tasks[device] = tasks
         self._peer_of[device] = peer
         others = self._of_peer[peer]
@@ -83,13 +73,8 @@ class Waiting:
     def evenly(self, count: int, task: str) -> list[str]:
         """Chooses devices in turns: one of each peer, then a second one of each, and so on.
 
-        Args:
-          count: Largest number of devices to choose.
-          task: Name of the task that the devices must be able to run.
-
-        Returns:
-          The devices. They are chosen at random within a peer, and among the peers in a last turn
-          that does not reach all of them.
+        They are chosen at random within a peer, and among the peers in a last turn that does not
+        reach all of them.
         """
         able = [device for device, tasks in self._tasks.items() if task in tasks]
         self._random.shuffle(able)

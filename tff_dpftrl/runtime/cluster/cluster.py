@@ -36,11 +36,9 @@ class RayCluster:
     def __init__(self, deployment: ClusterDeployment, *, ray_address: str | None = None):
         """Prepares the hosts; nothing runs before `start`.
 
-        Args:
-          deployment: Description of the server.
-          ray_address: Address of the Ray cluster to join, "host:port", or "auto" for a cluster
-            with a node on this machine. If None, Ray is started here, on loopback, unless this
-            program is already connected to a cluster.
+        `ray_address` is "host:port", or "auto" for a cluster with a node on this machine. If it is
+        None, Ray is started here, on loopback, unless this program is already connected to a
+        cluster.
         """
         self._deployment = deployment
         self._ray_address = ray_address
@@ -62,15 +60,8 @@ class RayCluster:
     async def start(self, *, seconds: float = 120.0) -> None:
         """Starts the missing hosts, and waits until Coordinators lead.
 
-        Args:
-          seconds: Timeout in seconds, which includes waiting for the lease of another server.
-
-        Raises:
-          binding.ServerError: If the nodes lack files, hosts of another deployment run, a host
-            cannot start, or no Coordinator leads in time.
-          ConnectionError: If there is no Ray cluster at the address.
-          ValueError: If the address or the deployment is invalid.
-          OSError: If a file or the store cannot be used.
+        The timeout includes waiting for the lease of another server. Raises ServerError if nodes
+        lack files, hosts of another deployment run, or no Coordinator leads in time.
         """
         starting = asyncio.ensure_future(asyncio.to_thread(self._start, seconds))
         try:
@@ -243,15 +234,9 @@ class RayCluster:
         return ray_hosts.places(self._deployment.name)
 
     async def stop(self) -> tuple[str, ...]:
-        """Ends all hosts, including those of another program or another deployment.
+        """Ends all hosts, those of other programs and deployments too; returns their names.
 
         The lease is released, and a round that is not committed is abandoned.
-
-        Returns:
-          Names of the hosts that ran.
-
-        Raises:
-          ConnectionError: If there is no Ray cluster at the address.
         """
         return await asyncio.to_thread(self._stop)
 

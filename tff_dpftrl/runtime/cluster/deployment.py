@@ -114,11 +114,7 @@ class ClusterDeployment:
         return (*paths, self.store) if self.store_is_folder else paths
 
     def build(self) -> Parts:
-        """Calls the builder.
-
-        Raises:
-          ValueError: If the builder cannot be imported.
-        """
+        """Calls the builder."""
         builder = self.builder
         if isinstance(builder, str):
             module, _, name = builder.partition(":")

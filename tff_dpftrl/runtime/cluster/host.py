@@ -89,18 +89,7 @@ class Host(engine_lib.RemoteActors):
         *,
         clock: Callable[[], float] = time.time,
     ):
-        """Creates a host that queues mail until `start`.
-
-        Args:
-          name: Name of one of the deployment's hosts.
-          deployment: Description of the server.
-          transport: Connection to the other hosts.
-          clock: Clock that returns seconds since 1970.
-
-        Raises:
-          ValueError: If the certificate or key cannot be used.
-          OSError: If the certificate or key cannot be read.
-        """
+        """Creates one of the deployment's hosts, which queues mail until `start`."""
         self.name = name
         # Id of this process, which is larger than the ids of former processes of the host.
         self.life = f"{time.time_ns():016x}{secrets.token_hex(4)}"
@@ -127,13 +116,7 @@ class Host(engine_lib.RemoteActors):
         self._is_stopping = False
 
     async def start(self) -> None:
-        """Builds the parts of the server, and starts the actors of this host.
-
-        Raises:
-          binding.ServerError: If an address cannot be bound.
-          ValueError: If the parts cannot be built.
-          OSError: If the store or a file cannot be used.
-        """
+        """Builds the parts of the server, and starts the actors of this host."""
         parts = await asyncio.to_thread(self._load)
         self._tasks = {
             f"{one.name}/{name}": task.digest
@@ -221,22 +204,13 @@ class Host(engine_lib.RemoteActors):
     # Mail of other hosts.
 
     async def take(self, sealed: bytes) -> str:
-        """Takes a batch, unless it was sealed for another process of this host.
+        """Takes a sealed batch, and returns the id of this process.
 
         An attacker on the network can replay sealed batches. So a batch names the process for
-        which it is, and its number must be above those of the sender's earlier batches.
-
-        Args:
-          sealed: Encrypted batch. Untrusted.
-
-        Returns:
-          Id of this process. If the batch is for another process, its mail is dropped: the
-          sender must seal it for this one.
-
-        Raises:
-          sealing.NotSealed: If no host of this server sealed the batch.
-          mail_lib.Replayed: If the batch was received before.
-          mail_lib.OtherTasks: If the sender has read other tasks; then its mail is dropped.
+        which it is, and its number must be above those of the sender's earlier batches
+        (`Replayed`). Mail for another process is dropped: the sender must seal it for this one. So
+        is mail of a sender that has read other tasks (`OtherTasks`). What no host of this server
+        has sealed is refused (`NotSealed`).
         """
         if len(sealed) > _SMALL:
             batch = await asyncio.to_thread(self._seal.open, sealed, self.name)

@@ -12,17 +12,7 @@ from tff_dpftrl.runtime.cluster.worker_host import WorkerHost
 
 
 def make(name: str, deployment: ClusterDeployment, transport: Transport) -> Host:
-    """Creates a host that is not started.
-
-    Args:
-      name: Name of one of the deployment's hosts.
-      deployment: Description of the server.
-      transport: Connection to the other hosts.
-
-    Raises:
-      ValueError: If the certificate or key cannot be used.
-      OSError: If the certificate or key cannot be read.
-    """
+    """Creates one of the deployment's hosts, which is not started."""
     if name == placement.COORDINATOR:
         kind = CoordinatorHost
     else:

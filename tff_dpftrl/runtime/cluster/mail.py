@@ -114,13 +114,10 @@ class Outbox:
     ):
         """Creates empty queues.
 
-        Args:
-          carry: Sends a batch of mail, of a given approximate size in bytes, to a host. It raises
-            `Unreachable` if it cannot. One call for each host runs at a time.
-          failed: Callback for the mail to a host that was lost: the batch that failed and all
-            mail in the queue.
-          max_batch_bytes: Approximate upper limit of a batch, in bytes. A message above it is sent
-            on its own.
+        `carry` sends a batch of mail, of this approximate size in bytes, to a host, or raises
+        `Unreachable`; one call for each host runs at a time. `failed` is told of the batch that
+        failed and of all mail in the queue of a host that was lost. A message above the limit of a
+        batch is sent on its own.
         """
         self._carry = carry
         self._failed = failed

@@ -161,11 +161,7 @@ class Recorder(observer.Observer):
     """Observer that records calls and events; for one thread."""
 
     def __init__(self, *, clock: Callable[[], float] = time.time):
-        """Starts an empty recording.
-
-        Args:
-          clock: Clock that returns seconds since 1970.
-        """
+        """Starts an empty recording."""
         self._clock = clock
         self.source = secrets.token_hex(8)
         self._names = (f"{self.source}/{number}" for number in itertools.count(1))
@@ -193,15 +189,7 @@ class Recorder(observer.Observer):
     # Events.
 
     def note(self, now: float, event: Any) -> NamedEvent:
-        """Records an event of an actor on this host, and names it.
-
-        Args:
-          now: Time in seconds since 1970.
-          event: Event that an actor sent to the observer.
-
-        Returns:
-          The named event, which other hosts must `relay`.
-        """
+        """Records an event of an actor on this host, and names it: other hosts must `relay` it."""
         named = NamedEvent(next(self._names), event)
         self.relay(now, named)
         return named
@@ -361,11 +349,7 @@ class Reader:
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.time):
-        """Creates a reader that has read nothing.
-
-        Args:
-          clock: Clock that returns seconds since 1970.
-        """
+        """Creates a reader that has read nothing."""
         self._clock = clock
         self._time: float | None = None
         self._known: collections.OrderedDict[str, None] = collections.OrderedDict()
@@ -377,12 +361,10 @@ class Reader:
         return self._clock() if self._time is None else self._time
 
     async def replay(self, recordings: Iterable[Recording], to: observer.Observer) -> None:
-        """Replays the calls of all hosts in the order of their times.
+        """Replays the calls of all hosts, just recorded, in the order of their times.
 
-        Args:
-          recordings: Recordings that were just taken. A host without a recording for half a
-            minute counts as lost, with its devices.
-          to: Observer to call. Its clock must be `now`.
+        A host without a recording for half a minute counts as lost, with its devices. The clock of
+        the observer must be `now`.
         """
         until = self._clock()
         since = -math.inf if self._time is None else self._time

@@ -56,11 +56,7 @@ class Placement:
     def host_of(self, address: str) -> str:
         """Returns the name of the host of an actor, or of a device's connection.
 
-        Args:
-          address: Address of the actor or the connection.
-
-        Returns:
-          Name of the host; empty if the address is not of one host, like that of the StoreActors.
+        It is empty if the address is not of one host, like that of the StoreActors.
         """
         match = _OF_COORDINATOR.search(address)
         if match is None:
@@ -87,17 +83,11 @@ def is_worker(host: str) -> bool:
 def device_prefix(host: str, life: str) -> str:
     """Returns the common prefix of the addresses of a Selector's devices.
 
-    Args:
-      host: Name of the Selector's host.
-      life: Id of the host's process, which a restart changes.
+    `life` is the id of the process of the Selector's host, which a restart changes.
     """
     return f"{host}/{life}/device/"
 
 
 def life_of_device(address: str) -> str:
-    """Returns the id of the host's process to which a device was connected.
-
-    Args:
-      address: Address of the device, which begins with a `device_prefix`.
-    """
+    """Returns the id of the host's process to which a device was connected."""
     return address.split("/", 2)[1]

@@ -170,11 +170,7 @@ def _full_name(server: str, host: str) -> str:
 
 
 def find(server: str, host: str) -> Any:
-    """Returns Ray's handle of a host; blocks until Ray answers.
-
-    Raises:
-      ValueError: If there is no such host.
-    """
+    """Returns Ray's handle of a host; blocks until Ray answers. Raises ValueError without one."""
     return ray.get_actor(_full_name(server, host), namespace=_NAMESPACE)
 
 
@@ -188,15 +184,7 @@ def find_all(server: str, hosts: Iterable[str]) -> dict[str, Any]:
 
 
 def create(deployment: ClusterDeployment, host: str) -> Any:
-    """Finds or creates a host; concurrent calls create one host.
-
-    Args:
-      deployment: Description of the server.
-      host: Name of the host.
-
-    Returns:
-      Ray's handle of the host.
-    """
+    """Finds or creates a host, and returns Ray's handle of it; concurrent calls create one host."""
     actor_class = ray.remote(_HostActor)
     return actor_class.options(
         name=_full_name(deployment.name, host),
@@ -255,16 +243,7 @@ def _actors(server: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def ask_all(
     handles: Mapping[str, Any], question: Callable[[Any], Any], seconds: float
 ) -> dict[str, Any]:
-    """Calls hosts concurrently and collects their answers.
-
-    Args:
-      handles: Handles of the hosts by name.
-      question: Function from a handle to a Ray call.
-      seconds: Timeout in seconds.
-
-    Returns:
-      Answers by name, without the hosts that have failed or not answered.
-    """
+    """Calls hosts concurrently; returns answers by name, without hosts that fail or are late."""
     calls = {question(handle): name for name, handle in handles.items()}
     answered, _ = ray.wait(list(calls), num_returns=len(calls), timeout=seconds)
     answers = {}
@@ -304,12 +283,7 @@ def _look(deployment: ClusterDeployment) -> NodeView:
 def look_at_nodes(deployment: ClusterDeployment, seconds: float) -> Iterable[NodeView]:
     """Checks the files of a deployment on each node.
 
-    Args:
-      deployment: Description of the server, with the paths.
-      seconds: Timeout in seconds for all nodes together.
-
-    Raises:
-      ConnectionError: If a node does not answer in time.
+    Raises ConnectionError if a node does not answer in the seconds for all of them together.
     """
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
     look = ray.remote(num_cpus=0)(_look)

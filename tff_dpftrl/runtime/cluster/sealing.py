@@ -26,15 +26,7 @@ class Seal:
     """Cipher for Python objects; thread-safe."""
 
     def __init__(self, private_key: bytes, population: str):
-        """Derives the key.
-
-        Args:
-          private_key: Private key of the server, in unencrypted PEM.
-          population: Name of the population.
-
-        Raises:
-          ValueError: If `private_key` holds no private key.
-        """
+        """Derives the key from the private key of the server, in unencrypted PEM."""
         key = serialization.load_pem_private_key(private_key, password=None)
         secret = key.private_bytes(
             serialization.Encoding.DER,
@@ -44,31 +36,18 @@ class Seal:
         self._key = _derive(secret, b"", b"tff_dpftrl messages of hosts\0" + population.encode())
 
     def seal(self, content: Any, to: str) -> bytes:
-        """Pickles and encrypts an object.
+        """Pickles and encrypts an object for a host.
 
-        Args:
-          content: Picklable object.
-          to: Name of the host that may open the message.
-
-        Returns:
-          A random salt, from which the key of this message is derived, and the ciphertext.
+        The result begins with a random salt, from which the key of this message is derived.
         """
         salt = os.urandom(_SALT_BYTES)
         text = pickle.dumps(content, protocol=pickle.HIGHEST_PROTOCOL)
         return salt + self._cipher(salt).encrypt(_NONCE, text, salt + to.encode())
 
     def open(self, sealed: bytes, to: str) -> Any:
-        """Decrypts a message, and unpickles it only if it is authentic.
+        """Decrypts a message to a host, and unpickles it only if it is authentic.
 
-        Args:
-          sealed: Result of `seal`. Untrusted.
-          to: Name of the host that opens the message.
-
-        Returns:
-          The object.
-
-        Raises:
-          NotSealed: If the message was changed, is for another host, or has another key.
+        Raises `NotSealed` if the message was changed, is for another host, or has another key.
         """
         salt, text = sealed[:_SALT_BYTES], memoryview(sealed)[_SALT_BYTES:]
         try:

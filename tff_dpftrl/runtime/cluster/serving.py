@@ -66,17 +66,9 @@ def deployment(
 ) -> deployment_lib.ClusterDeployment:
     """Builds the description of the server for its hosts.
 
-    Args:
-      populations: Names of the populations, in the order of their tasks.
-      store: Folder or URL of the store.
-      files: Paths of the files that hosts read.
-      settings: Settings of the server. If the port is not 0, each further Selector has the next
-        port.
-      num_selectors: Number of processes to which devices connect.
-      num_workers: Number of processes that sum reports.
-
-    Raises:
-      ValueError: If there are too few ports, or the store's URL has a password.
+    Devices connect to the Selectors, and workers sum reports. If the port is not 0, each further
+    Selector has the next port. Raises ValueError if there are too few ports, or the store's URL has
+    a password.
     """
     host, _, port = settings.address.rpartition(":")
     ports = [int(port) and int(port) + i for i in range(num_selectors)]
@@ -121,15 +113,7 @@ def _absolute(paths: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
 
 
 def build(deployed: deployment_lib.ClusterDeployment) -> deployment_lib.Parts:
-    """Builds the parts of a host.
-
-    Args:
-      deployed: Result of `deployment`.
-
-    Raises:
-      ValueError: If a task or a key cannot be used.
-      OSError: If a file cannot be read.
-    """
+    """Builds the parts of a host from the result of `deployment`."""
     core_files.forbid()
     options = deployed.options
     keys = [signing_keys.load_public(path) for path in options["plan_keys"]]
@@ -168,21 +152,9 @@ class ClusterServing(serving_lib.Serving):
     ):
         """Prepares the hosts; nothing runs yet, and nothing is written.
 
-        Args:
-          deployed: Result of `deployment` for these tasks and settings.
-          tasks: Tasks of all populations.
-          store: Store of leases and commits, as opened by this process.
-          folder: Folder of the certificate, if none is given, and of the files that outlast a
-            restart.
-          settings: Settings of the server.
-          ray_address: Address of the Ray cluster to join, "host:port" or "auto"; None to start
-            Ray here.
-          leave: Whether `stop` leaves the hosts running.
-          progress: Callback for progress lines.
-          clock: Clock that returns seconds since 1970.
-
-        Raises:
-          ValueError: If the tasks cannot be served together, or a setting is out of range.
+        `deployed` is the result of `deployment` for these tasks and settings. The folder has the
+        certificate, if none is given, and the files that outlast a restart. With `leave`, `stop`
+        leaves the hosts running. Raises ValueError if the tasks cannot be served together.
         """
         self._readers: dict[str, observed.Reader] = {}
         super().__init__(tasks, store, folder, settings, progress=progress, clock=clock)

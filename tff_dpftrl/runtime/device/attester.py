@@ -41,11 +41,7 @@ class IssuingAttester(Attester):
     """
 
     def __init__(self, issuer: attestation.TokenIssuer):
-        """Wraps an issuer.
-
-        Args:
-          issuer: Issuer of the tokens.
-        """
+        """Wraps an issuer."""
         self._issuer = issuer
 
     @override
@@ -61,16 +57,9 @@ class CertificateAttester(Attester):
     """
 
     def __init__(self, chain: str | os.PathLike[str], key: str | os.PathLike[str]):
-        """Reads the certificates and the key.
+        """Reads the PEM files of the certificates (without the root) and of the private key.
 
-        Args:
-          chain: File of certificates in PEM: the key's, then those of the authorities up to the
-            root, without it.
-          key: File of the private key in PEM.
-
-        Raises:
-          ValueError: If a file cannot be used, or they do not fit each other.
-          OSError: If a file cannot be read.
+        It raises ValueError if they do not fit each other.
         """
         self._chain, self._key = certificate_attestation.read_device(chain, key)
 

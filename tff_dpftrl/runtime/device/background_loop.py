@@ -28,14 +28,7 @@ class BackgroundLoop:
     def submit(self, coroutine: Coroutine[Any, Any, _Result]) -> concurrent.futures.Future[_Result]:
         """Starts a coroutine; the coroutines of one thread start in their order.
 
-        Args:
-          coroutine: Coroutine to run on the loop.
-
-        Returns:
-          Future of its result.
-
-        Raises:
-          RuntimeError: If the loop is closed.
+        It raises RuntimeError if the loop is closed.
         """
         try:
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop)

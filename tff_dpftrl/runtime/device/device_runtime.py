@@ -26,54 +26,38 @@ from tff_dpftrl.runtime.device import (
 
 @dataclasses.dataclass(frozen=True)
 class EndedSession:
-    """The end of a session.
-
-    Attributes:
-      result: Result of the session.
-      work: Work that the server assigned; None if it assigned none.
-      summary_sent: Future of the session summary's delivery, which need not be waited for.
-    """
+    """The end of a session."""
 
     result: session.SessionResult
-    work: session.Work | None
+    work: session.Work | None  # Work that the server assigned; None if it assigned none.
+    # Future of the session summary's delivery, which need not be waited for.
     summary_sent: concurrent.futures.Future[None]
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceRuntime:
-    """The parts that all sessions of a device share.
-
-    Attributes:
-      connection: Connection to the server.
-      plans: Cache of verified plans, with the trusted keys.
-      examples: Example store.
-      timer: Participation timer.
-      attester: Source of attestation tokens.
-      eligibility: Conditions under which the device may work.
-      clock: Clock that returns seconds since 1970.
-      steady_clock: Monotonic clock in seconds.
-      generator: Source of randomness for the schedule and for the choice among addresses.
-      rules: Participation rules of the tasks seen so far, by population and task.
-      issuers: Public keys of the issuers whose tokens prove that other devices are genuine.
-        Without them, the device refuses plans that do not trust the server.
-      known_plans: Plans that the device keeps.
-      turn: Turn to train, which sessions that run side by side take one at a time.
-    """
+    """The parts that all sessions of a device share."""
 
     connection: server_connection.ServerConnection
-    plans: loaded_plans.LoadedPlans
+    plans: loaded_plans.LoadedPlans  # Cache of verified plans, with the trusted keys.
     examples: example_store.ExampleStore
     timer: participation_timer.Timer
-    attester: attester_lib.Attester
-    eligibility: eligibility_lib.Eligibility
-    clock: Callable[[], float] = time.time
-    steady_clock: Callable[[], float] = time.monotonic
+    attester: attester_lib.Attester  # Source of attestation tokens.
+    eligibility: eligibility_lib.Eligibility  # Conditions under which the device may work.
+    clock: Callable[[], float] = time.time  # Clock that returns seconds since 1970.
+    steady_clock: Callable[[], float] = time.monotonic  # Monotonic clock in seconds.
+    # Source of randomness for the schedule and for the choice among addresses.
     generator: random.Random = dataclasses.field(default_factory=random.SystemRandom)
+    # Participation rules of the tasks seen so far, by population and task.
     rules: dict[tuple[str, str], participation_timer.ParticipationRule] = dataclasses.field(
         default_factory=dict
     )
+    # Public keys of the issuers whose tokens prove that other devices are genuine. Without them,
+    # the device refuses plans that do not trust the server.
     issuers: tuple[ed25519.Ed25519PublicKey, ...] = ()
+    # Plans that the device keeps.
     known_plans: known_plans.KnownPlans = dataclasses.field(default_factory=known_plans.MemoryPlans)
+    # Turn to train, which sessions that run side by side take one at a time.
     turn: session.Turn = dataclasses.field(default_factory=session.Turn)
 
     def steps(self, population: str) -> wire_session.WireSession:
@@ -92,29 +76,13 @@ class DeviceRuntime:
         )
 
     def check_rest(self, population: str, task: str, round_index: int) -> None:
-        """Refuses a round that a rule of an earlier session forbids.
-
-        Args:
-          population: Name of the population.
-          task: Name of the task for which devices are selected.
-          round_index: Index of its round.
-
-        Raises:
-          participation_timer.TimerRefusal: If the device must not take part.
-        """
+        """Raises `TimerRefusal` for a round that a rule of an earlier session forbids."""
         rule = self.rules.get((population, task))
         if rule is not None:
             self.timer.check(population, task, round_index, rule)
 
     def run_session(self, population: str) -> EndedSession:
-        """Runs one session to its end and sends the server a summary of it; thread-safe.
-
-        Args:
-          population: Name of the population.
-
-        Returns:
-          The end of the session.
-        """
+        """Runs one session to its end and sends the server a summary of it; thread-safe."""
         # TensorFlow may be missing, or another thread may be importing it.
         tensorflow = getattr(sys.modules.get("tensorflow"), "__version__", None)
         steps = self.steps(population)

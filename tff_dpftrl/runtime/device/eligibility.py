@@ -37,17 +37,11 @@ class Eligibility(abc.ABC):
 
 @dataclasses.dataclass
 class SettableEligibility(Eligibility):
-    """Conditions that the application sets; all hold by default.
+    """Conditions that the application sets; all hold by default."""
 
-    Attributes:
-      idle: Whether nobody is using the device.
-      charging: Whether the device runs on external power.
-      unmetered: Whether the device's network is free of charge.
-    """
-
-    idle: bool = True
-    charging: bool = True
-    unmetered: bool = True
+    idle: bool = True  # Whether nobody is using the device.
+    charging: bool = True  # Whether the device runs on external power.
+    unmetered: bool = True  # Whether the device's network is free of charge.
 
     @override
     def unmet(self) -> tuple[str, ...]:
@@ -76,16 +70,9 @@ class LinuxEligibility(Eligibility):
     ):
         """Starts to measure the load of this process.
 
-        Args:
-          is_unmetered: Whether the network is free of charge.
-          max_load_per_core: Largest load of other programs on an idle machine, in threads a core.
-          root: Folder that contains `sys` and `proc`.
-          num_cores: Number of cores; those of this machine if None.
-          clock: Monotonic clock in seconds.
-          processor_s: Returns the processor time of this process so far, in seconds.
-
-        Raises:
-          ValueError: If a number is out of range.
+        The caller declares whether the network is free of charge (`is_unmetered`). `root` is the
+        folder of `sys` and `proc`. `clock` is monotonic. It and `processor_s`, the processor time
+        of this process, are in seconds.
         """
         self._is_unmetered = is_unmetered
         self._max_load = validation.positive("max_load_per_core", max_load_per_core)

@@ -89,17 +89,14 @@ class ExampleStore(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Retention:
-    """Retention limits of an example store.
+    """Retention limits of an example store."""
 
-    Attributes:
-      max_age_s: Age in seconds from which an example is no longer read. The next write, the next
-        opening and, once a day, a device that waits (`DailyExpiry`) delete it; they may delete
-        it up to 1/32 of this age earlier.
-      max_bytes: Largest size of all examples in bytes, counting 80 bytes of overhead for each.
-        Beyond it the oldest are deleted. The file may be somewhat larger.
-    """
-
+    # Age in seconds from which an example is no longer read. The next write, the next opening and,
+    # once a day, a device that waits (`DailyExpiry`) delete it; they may delete it up to 1/32 of
+    # this age earlier.
     max_age_s: float = 30 * 24 * 3600.0
+    # Largest size of all examples in bytes, counting 80 bytes of overhead for each. Beyond it the
+    # oldest are deleted. The file may be somewhat larger.
     max_bytes: int = 16_000_000
 
     def __post_init__(self):
@@ -131,17 +128,8 @@ class SqliteExampleStore(ExampleStore):
     ) -> SqliteExampleStore:
         """Opens a store, or creates an empty one; examples that expired are deleted from the file.
 
-        Args:
-          path: Path of the file. Its folder must exist; its mode becomes 0600.
-          clock: Clock that returns seconds since 1970.
-          retention: Retention limits, the same for all writers of this store.
-
-        Returns:
-          The open store.
-
-        Raises:
-          ValueError: If the file is not an example store, or is damaged.
-          OSError: If the file cannot be used.
+        The folder must exist; the file's mode becomes 0600. All writers of a store must have the
+        same `retention`. It raises ValueError for a damaged file, or one that is no example store.
         """
         database = private_database.PrivateDatabase.open(path, _KIND)
         store = cls(database, Retention() if retention is None else retention, clock)
@@ -186,17 +174,9 @@ class SqliteExampleStore(ExampleStore):
     def add(
         self, collection: str, examples: Iterable[bytes], *, recorded: float | None = None
     ) -> None:
-        """Adds examples, all or none; the last one counts as the newest.
+        """Adds serialized examples, all or none; the last one counts as the newest.
 
-        Args:
-          collection: Name of the collection, which may be new.
-          examples: Serialized examples.
-          recorded: Time of the examples in seconds since 1970; now if None.
-
-        Raises:
-          ValueError: If an example is not bytes or exceeds the limit of the store, or if
-            `recorded` is in the future.
-          OSError: If the file cannot be written; then nothing was added.
+        `recorded` is their time in seconds since 1970 (default: now; never in the future).
         """
         now = self._clock()
         recorded = now if recorded is None else validation.number("recorded", recorded)
@@ -212,26 +192,13 @@ class SqliteExampleStore(ExampleStore):
         self._try_to_rewrite()
 
     def expire(self) -> None:
-        """Deletes expired examples, as each `add` does; for times in which nothing is added.
-
-        Raises:
-          ValueError: If the file is damaged.
-          OSError: If the file cannot be written.
-        """
+        """Deletes expired examples, as each `add` does; for times in which nothing is added."""
         with self._database.transaction() as connection:
             self._enforce_retention(connection, self._clock())
         self._try_to_rewrite()
 
     def clear(self, collection: str | None = None) -> None:
-        """Deletes a collection, or all of them, from the file.
-
-        Args:
-          collection: Name of the collection; None for all.
-
-        Raises:
-          ValueError: If the file is damaged.
-          OSError: If the file cannot be written.
-        """
+        """Deletes a collection, or all of them if None, from the file."""
         with self._database.transaction() as connection:
             if collection is None:
                 deleted = connection.execute("DELETE FROM examples")
@@ -319,12 +286,9 @@ class DailyExpiry:
         wait: Callable[[float], None],
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Keeps its arguments; opening the store has just deleted what had expired.
+        """Takes an open store, which has just deleted what had expired.
 
-        Args:
-          store: Open store.
-          wait: Function that sleeps for a number of seconds, or less.
-          clock: Monotonic clock in seconds.
+        `wait` sleeps for a number of seconds, or less; `clock` is monotonic, in seconds.
         """
         self._store = store
         self._wait = wait
@@ -332,11 +296,7 @@ class DailyExpiry:
         self._due = clock() + _DAY_S
 
     def __call__(self, seconds: float) -> None:
-        """Waits for a number of seconds, or less: no longer than until the next deletion.
-
-        Args:
-          seconds: Longest time to wait.
-        """
+        """Waits for a number of seconds, or less: no longer than until the next deletion."""
         if self._clock() >= self._due:
             self._due = self._clock() + _DAY_S
             try:

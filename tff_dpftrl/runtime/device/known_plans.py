@@ -1,16 +1,16 @@
 """Plans that a device keeps, so that a server need not send them again.
 
-A server names the SHA-256 of a plan, the one that its signer signed, and the device asks for the
-plan if it does not have it. What it has is verified whenever it is used, as if it had just come
-(`loaded_plans`): a damaged or altered one is fetched again.
+A server names the SHA-256 of a plan, which its signer signed. A device that does not have the plan
+asks for it. A kept plan is verified whenever it is used, as if it had just come (`loaded_plans`): a
+damaged or altered one is fetched again.
 
 **What a server learns** is one bit in a session: whether this device has had this plan in this
-population. What surrounds the plan in a `SignedPlan`, such as approvals, is not in the hash: a
-server could vary it, and so make a plan of its own for each device. Plans themselves only their
-signer can make. With several signed plans of one population, such as those of earlier tasks, a
-server that sends each to some devices only can tell these from others later, by one bit in a
-session. Models are not kept: their hash is not signed. A server could give each device one of its
-own, and know the device by it.
+population. The hash does not cover what surrounds the plan in a `SignedPlan`, such as approvals: a
+server could otherwise vary that, and so make a plan of its own for each device. Only the signer can
+make plans. A server may have several signed plans of one population, such as those of earlier
+tasks. If it sends each to some devices only, it can tell these from others later, by one bit in a
+session. Models are not kept, because their hash is not signed: a server could give each device a
+model of its own, and recognise the device by it.
 """
 
 from __future__ import annotations
@@ -54,13 +54,7 @@ class MemoryPlans(KnownPlans):
     """Plans of one device in memory; the contents may be shared with other devices."""
 
     def __init__(self, contents: dict[bytes, bytes] | None = None, *, most_plans: int = 16):
-        """Starts without plans.
-
-        Args:
-          contents: Contents by key, to which the device adds its own: devices in one process share
-            them. None for a dictionary of its own.
-          most_plans: Largest number of plans that the device has.
-        """
+        """Starts without plans; devices in one process may share `contents`, the plans by key."""
         self._is_shared = contents is not None
         self._contents = {} if contents is None else contents
         self._most_plans = validation.integer("most_plans", most_plans, minimum=1)
@@ -99,17 +93,7 @@ class PlanFolder(KnownPlans):
         most_plans: int = 16,
         most_bytes: int = 64_000_000,
     ):
-        """Opens the folder, or makes it, for its owner only.
-
-        Args:
-          folder: The folder; its parent must exist.
-          most_plans: Largest number of plans that are kept.
-          most_bytes: Largest size of all plans together, in bytes.
-
-        Raises:
-          ValueError: If a number is below 1.
-          OSError: If there is no folder, and it cannot be made.
-        """
+        """Opens the folder, or makes it, for its owner only; its parent must exist."""
         self._folder = pathlib.Path(folder)
         self._most_plans = validation.integer("most_plans", most_plans, minimum=1)
         self._most_bytes = validation.integer("most_bytes", most_bytes, minimum=1)

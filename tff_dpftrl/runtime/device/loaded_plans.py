@@ -42,16 +42,9 @@ class LoadedPlan:
 
     @contextlib.contextmanager
     def borrow(self, keep_going: session.KeepGoing) -> Iterator[device_work.DeviceWork]:
-        """Waits for exclusive use of an executable of the plan.
+        """Waits for exclusive use of an executable of the plan, within the block.
 
-        Args:
-          keep_going: Check that is called while waiting; it raises to end the waiting.
-
-        Yields:
-          Executable that the caller alone uses within the block.
-
-        Raises:
-          Exception: Any exception of `keep_going`.
+        `keep_going` is called while waiting; it raises to end the waiting.
         """
         work = self._take()
         while work is None:
@@ -84,16 +77,10 @@ class LoadedPlans:
         max_plans: int = 4,
         max_running: int = 1,
     ):
-        """Creates an empty cache.
+        """Creates an empty cache of plans that one of the trusted `keys` signed.
 
-        Args:
-          keys: Public keys of the trusted plan signers.
-          reviewers: Reviewers who must have approved a plan's task; None if nobody must.
-          max_plans: Largest number of cached plans.
-          max_running: Largest number of concurrent executions of a plan; 1 on a real device.
-
-        Raises:
-          ValueError: If there is no key, or a number is below 1.
+        With `reviewers`, they must have approved a plan's task. `max_running` is the largest number
+        of concurrent executions of one plan: 1 on a real device.
         """
         self._keys = tuple(keys)
         if not self._keys:
@@ -121,16 +108,9 @@ class LoadedPlans:
             threading.Thread(target=_import_tensorflow, name="warm-up").start()
 
     def load(self, content: bytes) -> LoadedPlan:
-        """Verifies and loads a plan, unless it is in the cache.
+        """Verifies and loads an untrusted `SignedPlan`, unless it is in the cache.
 
-        Args:
-          content: Serialized `SignedPlan` that the server sent. Untrusted.
-
-        Returns:
-          The verified plan.
-
-        Raises:
-          signing.PlanRefusedError: If the plan must not be run; the message names the reason.
+        It raises `signing.PlanRefusedError` if the plan must not be run.
         """
         digest = hashlib.sha256(content).digest()
         with self._lock:

@@ -27,17 +27,11 @@ _DTYPES = {"int": "iub", "float": "fiub"}
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-    """Values that an example holds under a name.
+    """Values that an example holds under a name."""
 
-    Attributes:
-      kind: Kind of the entries: int (64 bits), float (32 bits) or text (in NFC, or bytes).
-      shape: Shape; None for any number of entries in a row.
-      is_optional: Whether an example may leave it out.
-    """
-
-    kind: Kind
-    shape: tuple[int, ...] | None
-    is_optional: bool = False
+    kind: Kind  # Kind of the entries: int (64 bits), float (32 bits) or text (in NFC, or bytes).
+    shape: tuple[int, ...] | None  # Shape; None for any number of entries in a row.
+    is_optional: bool = False  # Whether an example may leave it out.
 
     def __post_init__(self):
         if self.kind not in get_args(Kind):
@@ -49,17 +43,9 @@ class Feature:
 
 
 def encode(example: Mapping[str, Any], features: Mapping[str, Feature]) -> bytes:
-    """Serializes an example as the `tf.train.Example` that plans parse.
+    """Serializes an example, arrays by name, as the `tf.train.Example` that plans parse.
 
-    Args:
-      example: Arrays, numbers or texts, or nested lists of them, by name.
-      features: What the example must hold.
-
-    Returns:
-      The serialized example.
-
-    Raises:
-      UsageError: If a name is missing or unknown, or a value has another kind or shape.
+    It raises UsageError for a missing or unknown name, and for a value of another kind or shape.
     """
     unknown = sorted(set(example) - set(features))
     if unknown:
@@ -78,18 +64,7 @@ def encode(example: Mapping[str, Any], features: Mapping[str, Feature]) -> bytes
 def encode_all(
     examples: Iterable[Mapping[str, Any]], features: Mapping[str, Feature]
 ) -> list[bytes]:
-    """Serializes examples, and says which one has other features.
-
-    Args:
-      examples: Examples, oldest first.
-      features: What each must hold.
-
-    Returns:
-      The serialized examples.
-
-    Raises:
-      UsageError: If one does not have these features.
-    """
+    """Serializes examples, the oldest first, and says which one has other features."""
     encoded = []
     if isinstance(examples, Mapping | str | bytes) or not isinstance(examples, Iterable):
         raise validation.UsageError(
@@ -108,18 +83,7 @@ def encode_all(
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Reads examples from a file.
-
-    Args:
-      path: File of JSON lines, an object of names and values each, or a NumPy archive (.npz) of
-        arrays whose first axis counts examples.
-
-    Returns:
-      The examples, in order.
-
-    Raises:
-      UsageError: If the file cannot be read, or arrays have different numbers of examples.
-    """
+    """Reads examples from JSON lines, or an .npz archive of arrays whose first axis counts them."""
     path = pathlib.Path(path)
     if path.suffix != ".npz":
         return _json_lines(path)
@@ -140,11 +104,7 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class UserExamples:
-    """Examples by user, for devices that are simulated.
-
-    Attributes:
-      by_user: Serialized examples of each user, the oldest first.
-    """
+    """Serialized examples by user, the oldest first, for devices that are simulated."""
 
     by_user: Mapping[str, Sequence[bytes]]
 
@@ -162,18 +122,10 @@ class UserExamples:
 
 
 def read_users(path: str | os.PathLike[str], features: Mapping[str, Feature]) -> UserExamples:
-    """Reads the examples of many users.
+    """Reads and serializes the examples of many users.
 
-    Args:
-      path: File of JSON lines with a "user_id" and "examples", a list of objects of names and
-        values, the oldest first.
-      features: What each example must hold.
-
-    Returns:
-      The examples, serialized.
-
-    Raises:
-      UsageError: If the file cannot be read, or an example does not have these features.
+    Each JSON line has a "user_id" and "examples": a list of objects of names and values, the oldest
+    first.
     """
     by_user: dict[str, Sequence[bytes]] = {}
     for number, line in enumerate(_json_lines(pathlib.Path(path))):
@@ -215,17 +167,7 @@ def to_json(features: Mapping[str, Feature]) -> bytes:
 
 
 def read_features(path: str | os.PathLike[str]) -> dict[str, Feature]:
-    """Reads a description of examples.
-
-    Args:
-      path: File, such as `examples.json` of a task's folder.
-
-    Returns:
-      Features by name.
-
-    Raises:
-      UsageError: If the file cannot be read.
-    """
+    """Reads a description of examples, such as `examples.json` of a task's folder."""
     try:
         values = json_text.parse(pathlib.Path(path).read_text(encoding="utf-8"))
         return {

@@ -59,9 +59,8 @@ _KIND = private_database.Kind(
 class TimerRefusal(validation.UsageError):
     """The device must not take part in this round; the message names the reason.
 
-    Attributes:
-      wait_s: Seconds until the device may take part again: exact for hours, and for rounds an
-        estimate from their rate since the last participation. None if it never may.
+    `wait_s` is the time in seconds until the device may take part again: exact for hours, and for
+    rounds an estimate from their rate since the last participation. None if it never may.
     """
 
     def __init__(self, message: str, wait_s: float | None):
@@ -71,17 +70,11 @@ class TimerRefusal(validation.UsageError):
 
 @dataclasses.dataclass(frozen=True)
 class ParticipationRule:
-    """The participation limits of a plan.
+    """The participation limits of a plan."""
 
-    Attributes:
-      min_sep: Smallest allowed stride between two rounds of one device.
-      max_participations: Largest number of rounds of one device.
-      min_hours: Smallest number of hours between two participations of one device.
-    """
-
-    min_sep: int
-    max_participations: int
-    min_hours: float = 0.0
+    min_sep: int  # Smallest allowed stride between two rounds of one device.
+    max_participations: int  # Largest number of rounds of one device.
+    min_hours: float = 0.0  # Smallest number of hours between two participations of one device.
 
     def __post_init__(self):
         for name in ("min_sep", "max_participations"):
@@ -145,11 +138,7 @@ class MemoryTimer(Timer):
     """Timer of a simulated device, in memory."""
 
     def __init__(self, clock: Callable[[], float]):
-        """Creates a timer without participations.
-
-        Args:
-          clock: Clock in seconds.
-        """
+        """Creates a timer without participations; the clock is in seconds."""
         self._clock = clock
         self._last: dict[tuple[str, str], tuple[int, float, int]] = {}
 
@@ -195,19 +184,10 @@ class ParticipationTimer(Timer):
     def open(
         cls, path: str | os.PathLike[str], *, clock: Callable[[], float]
     ) -> ParticipationTimer:
-        """Opens a timer, or creates one without participations.
+        """Opens a timer, or creates one without participations; the folder must exist.
 
-        Args:
-          path: Path of the file, whose folder must exist. A damaged file is not replaced: a
-            device that does not know its last participation must not take part.
-          clock: Clock that returns seconds since 1970.
-
-        Returns:
-          The open timer.
-
-        Raises:
-          ValueError: If the file is not a participation timer, or is damaged.
-          OSError: If the file cannot be used.
+        A damaged file raises ValueError and is not replaced: a device that does not know its last
+        participation must not take part. `clock` returns seconds since 1970.
         """
         database = private_database.PrivateDatabase.open(path, _KIND)
         try:

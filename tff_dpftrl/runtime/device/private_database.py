@@ -29,24 +29,17 @@ _opening = threading.Lock()
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A file format.
+    """A file format."""
 
-    Attributes:
-      name: Name of the format in messages, with its article, such as "an example store".
-      application_id: SQLite's application id of the format, a positive 32-bit integer.
-      version: Version of the format, from 1.
-      tables: SQL statements that create the empty tables. A semicolon at the end of a line
-        separates them; there must be none elsewhere.
-      if_damaged: Advice for a damaged file, one sentence.
-      upgrade: SQL statement that brings the tables of the version before to this one; a file of
-        that version is refused if it is empty.
-    """
-
-    name: str
-    application_id: int
-    version: int
+    name: str  # Name of the format in messages, with its article, such as "an example store".
+    application_id: int  # SQLite's application id of the format, a positive 32-bit integer.
+    version: int  # Version of the format, from 1.
+    # SQL statements that create the empty tables. A semicolon at the end of a line separates them;
+    # there must be none elsewhere.
     tables: str
-    if_damaged: str
+    if_damaged: str  # Advice for a damaged file, one sentence.
+    # SQL statement that brings the tables of the version before to this one; a file of that version
+    # is refused if it is empty.
     upgrade: str = ""
 
 
@@ -64,16 +57,7 @@ class PrivateDatabase:
     def open(cls, path: str | os.PathLike[str], kind: Kind) -> PrivateDatabase:
         """Opens a file, or creates it if it is missing; sets its mode to 0600.
 
-        Args:
-          path: Path of the file, whose folder must exist.
-          kind: Expected format.
-
-        Returns:
-          The open file.
-
-        Raises:
-          ValueError: If the file has another format or version, or is damaged.
-          OSError: If the file cannot be used.
+        It raises ValueError if the file is damaged, or has another format or version.
         """
         path = pathlib.Path(path)
         with _explaining(path, kind):
@@ -96,38 +80,17 @@ class PrivateDatabase:
             self._connection.close()
 
     def check(self) -> None:
-        """Checks the structure of the whole file.
-
-        Raises:
-          ValueError: If the file is damaged.
-          OSError: If the file cannot be used.
-        """
+        """Checks the structure of the whole file; raises ValueError if it is damaged."""
         [first, *_] = self.read("PRAGMA quick_check(1)")
         if first != ("ok",):
             raise self.damaged(str(first[0]))
 
     def damaged(self, reason: str) -> validation.UsageError:
-        """Creates the exception for unexpected content.
-
-        Args:
-          reason: Short description of the damage.
-        """
+        """Creates the exception for unexpected content."""
         return validation.UsageError(_damaged(self.path, self._kind, reason))
 
     def read(self, query: str, *parameters: object) -> list[tuple]:
-        """Runs a query on a consistent snapshot of the file.
-
-        Args:
-          query: SELECT statement.
-          *parameters: Values of its placeholders.
-
-        Returns:
-          All rows.
-
-        Raises:
-          ValueError: If the file is damaged.
-          OSError: If the file cannot be used.
-        """
+        """Returns all rows of a SELECT on a consistent snapshot of the file."""
         with self._lock, _explaining(self.path, self._kind):
             return self._connection.execute(query, parameters).fetchall()
 
@@ -135,15 +98,8 @@ class PrivateDatabase:
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Runs the block as one durable transaction, which is rolled back if the block raises.
 
-        No other connection can write in the meantime: rows read in the block stay valid to its
-        end.
-
-        Yields:
-          Connection for the block's statements.
-
-        Raises:
-          ValueError: If the file is damaged.
-          OSError: If the file cannot be used, for instance because the disk is full.
+        No other connection can write in the meantime: rows read in the block stay valid to its end.
+        It raises OSError if the file cannot be used, for instance because the disk is full.
         """
         with self._lock, _explaining(self.path, self._kind):
             self._connection.execute("BEGIN IMMEDIATE")
@@ -158,12 +114,8 @@ class PrivateDatabase:
     def rewrite(self) -> None:
         """Rewrites the file, so that no bytes of deleted rows are left in it.
 
-        SQLite's `secure_delete` overwrites a deleted row, but not copies of the row in the
-        unused parts of pages from which it was moved.
-
-        Raises:
-          ValueError: If the file is damaged.
-          OSError: If the file cannot be used.
+        SQLite's `secure_delete` overwrites a deleted row, but not copies of the row in the unused
+        parts of pages from which it was moved.
         """
         with self._lock, _explaining(self.path, self._kind):
             self._connection.execute("VACUUM")

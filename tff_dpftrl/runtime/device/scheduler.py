@@ -1,20 +1,21 @@
 """Schedule of a device's sessions: each population has one at a time, and one of them trains.
 
-The schedule is a plain state machine: `Schedule.next_job` returns the population that is due
-next, and `Schedule.finished` takes the result of its session. `run_jobs` is the loop around it.
-Clock, randomness and waiting are arguments.
+The schedule is a plain state machine: `Schedule.next_job` returns the population that is due next,
+and `Schedule.finished` takes the result of its session. `run_jobs` is the loop around it. Clock,
+randomness and waiting are arguments.
 
 A server may hold a device for an hour until it selects it. So the sessions of several populations
-wait side by side, and whichever is selected first trains. A population that comes due meanwhile
+wait side by side, and the first one to be selected trains. A population that comes due meanwhile
 checks in when the training is over; one that was selected already trains next (`session.Turn`).
-Fair means first due, first served: no population, however often its server asks for the device,
-delays another one by more than one training of each. The server assigns a few turns, in seconds;
-a device never comes before them. It takes the first turn at which it is eligible and drops the
-others; a turn at which it is not eligible is lost. It does not come as soon as it becomes
-eligible: in the evening, all devices of the day would come at once. With no turn left it draws
-one at random, about as far away as turns are from one another. After failures it backs off
-(`backoff`), so that devices that failed together (an outage) do not return together. To a
-population whose tasks are all finished it comes rarely.
+First due, first served: no population delays another one by more than one training of each, however
+often its server asks for the device.
+
+The server assigns a few turns, in seconds; a device never comes before them. It takes the first
+turn at which it is eligible and drops the others; a turn at which it is not eligible is lost. It
+does not come as soon as it becomes eligible: in the evening, all devices of the day would come at
+once. With no turn left it draws one at random, about as far away as turns are from one another.
+After failures it backs off (`backoff`), so that devices that failed together (an outage) do not
+return together. It rarely comes to a population whose tasks are all finished.
 """
 
 from __future__ import annotations
@@ -43,12 +44,7 @@ _END_S = 10.0  # Seconds in which sessions end when the runtime does.
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The next session.
-
-    Attributes:
-      population: Name of the population.
-      seconds: Seconds until the session is due; 0 if it is due now.
-    """
+    """The next session: its population, and the seconds until it is due (0: now)."""
 
     population: str
     seconds: float
@@ -73,16 +69,9 @@ class Schedule:
         generator: random.Random,
         waits: backoff.Waits | None = None,
     ):
-        """Draws the first turn of each population.
+        """Draws the first turn of each population; their order decides between equal turns.
 
-        Args:
-          populations: Names of the populations, distinct; the order decides between equal turns.
-          clock: Monotonic clock in seconds.
-          generator: Source of all randomness.
-          waits: Waiting times.
-
-        Raises:
-          ValueError: If there is no population, or one is given twice.
+        `clock` is monotonic, in seconds. All randomness comes from `generator`.
         """
         names = tuple(populations)
         if not names or len(set(names)) != len(names):
@@ -103,11 +92,7 @@ class Schedule:
         return tuple(self._appointments)
 
     def next_job(self, busy: Container[str] = ()) -> Job:
-        """Returns the session that is due first.
-
-        Args:
-          busy: Populations that have a session now; there must be others.
-        """
+        """Returns the session that is due first, of a population that is not `busy`."""
         free = [name for name in self._appointments if name not in busy]
         population = min(free, key=self._due)
         return Job(population, max(0.0, self._due(population) - self._clock()))
@@ -118,11 +103,7 @@ class Schedule:
         return all(one.is_finished for one in self._appointments.values())
 
     def missed(self, population: str) -> None:
-        """Drops the turns of a population that have come while the device is not eligible.
-
-        Args:
-          population: Name of the population.
-        """
+        """Drops the turns of a population that have come while the device is not eligible."""
         appointments, now = self._appointments[population], self._clock()
         appointments.turns = [turn for turn in appointments.turns if turn > now]
         if not appointments.turns:
@@ -130,12 +111,7 @@ class Schedule:
             appointments.turns = [now + longest * (1.0 - self._generator.random())]
 
     def finished(self, population: str, result: session.SessionResult) -> None:
-        """Sets the next turns of a population.
-
-        Args:
-          population: Name of the population whose session has just ended.
-          result: Result of the session.
-        """
+        """Sets the next turns of a population whose session has just ended."""
         # Last among those that are due now: dictionaries keep the order of insertion.
         appointments = self._appointments.pop(population)
         self._appointments[population] = appointments
@@ -180,13 +156,7 @@ class SideBySide(Generic[_Result]):
         turn: session.Turn,
         populations: Iterable[str],
     ):
-        """Begins without sessions.
-
-        Args:
-          run_session: Runs one session of the named population to its end.
-          turn: Turn to train of the sessions; it is over when the context ends.
-          populations: Names of the populations.
-        """
+        """Begins without sessions; `turn` is over when the context ends."""
         self._run_session, self._turn = run_session, turn
         self._is_alone = len(tuple(populations)) == 1
         self._threads: dict[str, threading.Thread] = {}
@@ -219,16 +189,9 @@ class SideBySide(Generic[_Result]):
             self._ended.put((population, error))
 
     def next_ended(self, seconds: float) -> tuple[str, _Result] | None:
-        """Waits for a session to end.
+        """Waits up to some seconds for a session to end; returns population and result, or None.
 
-        Args:
-          seconds: Longest time to wait.
-
-        Returns:
-          Population and result of a session that has ended; None if none has.
-
-        Raises:
-          BaseException: Any exception of `run_session`.
+        It raises any exception of `run_session`.
         """
         try:
             population, result = self._ended.get(timeout=max(seconds, 1e-3))
@@ -264,24 +227,13 @@ def run_jobs(
 ) -> None:
     """Runs sessions until `should_stop` returns True: of each population one, side by side.
 
-    Args:
-      schedule: Schedule of the populations.
-      run_session: Runs one session of the named population to its end. With several populations
-        it is called in several threads.
-      eligibility: Conditions under which the device may work. They are checked at each turn,
-        which is lost if one does not hold.
-      wait: Sleeps for a number of seconds, or less.
-      should_stop: Returns whether to stop; called before each session and after each wait. It
-        ends the sessions that run.
-      turn: Turn to train of the device's sessions: none begins while it is taken. A new one if
-        None.
-      lock_file: File by which the processes of the device make sure that only one of them has
-        sessions at a time; None if there is one process.
-      look_again_s: Seconds to wait while another process has sessions.
-      progress: Callback for progress lines; drops them by default.
+    With several populations, `run_session` is called in several threads. The device's eligibility
+    is checked at each turn, which is lost if a condition does not hold. `wait` sleeps for a number
+    of seconds, or less. `should_stop` is called before each session and after each wait. It ends
+    the sessions that run. No session begins while `turn` is taken.
 
-    Raises:
-      OSError: If the lock file cannot be used.
+    With `lock_file`, the processes of a device make sure that only one of them has sessions at a
+    time; the others look again after `look_again_s` seconds.
     """
     turn = session.Turn() if turn is None else turn
     with (

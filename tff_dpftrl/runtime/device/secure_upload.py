@@ -38,15 +38,9 @@ class AttestedIdentity(participant_lib.Identity):
         issuers: Iterable[ed25519.Ed25519PublicKey],
         clock: Callable[[], float],
     ):
-        """Creates the identity of one session.
+        """Creates the identity of one session of a secure sum.
 
-        Args:
-          population: Name of the population.
-          session_name: Name of the secure sum's session.
-          attester: Source of this device's attestation tokens.
-          issuers: Public keys of the issuers whose tokens prove that another device is genuine;
-            not empty.
-          clock: Clock that returns seconds since 1970.
+        A token from one of `issuers` (not empty) proves that another device is genuine.
         """
         self._population, self._session, self._attester = population, session_name, attester
         self._tokens = attestation.SignedTokens(issuers, clock=clock, clock_skew_s=_MAX_REPORTING_S)
@@ -56,17 +50,7 @@ class AttestedIdentity(participant_lib.Identity):
 
     @override
     def make_proof(self, identity_key: bytes) -> bytes:
-        """Requests a token that is bound to this device's key.
-
-        Args:
-          identity_key: Raw public key.
-
-        Returns:
-          The token.
-
-        Raises:
-          session.StepFailed: If the attester has no token for this device.
-        """
+        """Requests a token that is bound to this device's raw public key."""
         token = self._attester.token(self._nonce(identity_key))
         if token is None:
             raise session.StepFailed(
@@ -98,20 +82,13 @@ class SecureUpload:
     ):
         """Checks plan and session, before the device trains.
 
-        Args:
-          plan: Verified plan that asks for secure aggregation.
-          session_name: Name of the session, as the server sent it. Untrusted.
-          context: Digest of the configuration that all devices of the sum must share
-            (`session_stream.secure_sum_context`).
-          attester: Source of this device's attestation tokens.
-          issuers: Public keys of the issuers whose tokens prove that another device is genuine;
-            may be empty.
-          clock: Clock that returns seconds since 1970.
-          packs_bits: Whether the server reads masked vectors that are packed bit by bit.
+        `plan` is verified and asks for secure aggregation; `session_name` is untrusted. `context`
+        is the digest of the configuration that all devices of the sum must share
+        (`session_stream.secure_sum_context`). With `packs_bits`, masked vectors are packed bit by
+        bit.
 
-        Raises:
-          signing.PlanRefusedError: If the plan or the session name is invalid, or the plan does
-            not trust the server and there are no issuers.
+        It raises `signing.PlanRefusedError` if the plan or the session name is invalid, or the plan
+        does not trust the server and there are no issuers.
         """
         self._plan, self._session, self._context = plan, session_name, context
         self._packs_bits = packs_bits
@@ -149,22 +126,11 @@ class SecureUpload:
         *,
         seconds: float,
     ) -> wire_pb2.ReportAnswer:
-        """Sums the device's report with those of its group.
+        """Sums the device's report with those of its group; returns the server's answer.
 
-        Args:
-          stream: Stream of the session.
-          update: Tensors of the update.
-          participation: Vectors of the participation histograms.
-          keep_going: Check that is called between messages and while waiting; it raises to end
-            the upload.
-          seconds: Largest time to wait for each message of the server, in seconds.
-
-        Returns:
-          Answer of the server to the report.
-
-        Raises:
-          session.StepFailed: If the update is out of the range of its sums, the protocol refuses
-            a message of the server, or the server sends another kind of message.
+        `keep_going` is called between messages and while waiting; it raises to end the upload. Each
+        message of the server may take `seconds`. It raises `session.StepFailed` if the update is
+        out of the range of its sums, or the protocol refuses a message.
         """
         try:
             vector = secure_report.vector_of(self._plan, update, participation)
@@ -215,13 +181,7 @@ class SecureUpload:
     def send(
         self, stream: server_connection.Stream, step: int, message: secure_sum_pb2.ToServer
     ) -> None:
-        """Sends the message of a step, in parts if it is large.
-
-        Args:
-          stream: Stream of the session.
-          step: Index of the step, from 0.
-          message: Message to send.
-        """
+        """Sends the message of a step (from 0), in parts if it is large."""
         del step
         for part in session_stream.secure_sum_messages(message):
             stream.send(part)

@@ -42,21 +42,15 @@ _UNPROVEN = ("handshake", "peer name", "hostname verification")
 
 @dataclasses.dataclass(frozen=True)
 class Patience:
-    """Timeouts of a device, in seconds.
+    """Timeouts of a device, in seconds."""
 
-    Attributes:
-      answer_s: Timeout of an answer for which the server waits for no other device.
-      selection_s: Timeout of the selection, including the transfer of plan and model.
-      upload_s: Timeout of the report's transfer and its answer.
-      group_s: Timeout of each step of a secure sum, in which the server waits for a group.
-      summary_s: Timeout of the delivery of a session summary.
-    """
-
-    answer_s: float = 60.0
+    answer_s: float = 60.0  # Timeout of an answer for which the server waits for no other device.
+    # Timeout of the selection, including the transfer of plan and model.
     selection_s: float = 3600.0
-    upload_s: float = 600.0
+    upload_s: float = 600.0  # Timeout of the report's transfer and its answer.
+    # Timeout of each step of a secure sum, in which the server waits for a group.
     group_s: float = 3600.0
-    summary_s: float = 10.0
+    summary_s: float = 10.0  # Timeout of the delivery of a session summary.
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -66,12 +60,8 @@ class Patience:
 class ServerConnection:
     """Channels to one server, which any number of sessions share.
 
-    A server on several machines has several equivalent addresses: each session takes one at
-    random, and another one if that does not answer.
-
-    Attributes:
-      patience: Timeouts.
-      watcher: Watcher that ends blocking calls.
+    A server on several machines has several equivalent addresses: each session takes one at random,
+    and another one if that does not answer.
     """
 
     def __init__(
@@ -87,21 +77,12 @@ class ServerConnection:
     ):
         """Creates the channels, which connect with their first session.
 
-        Args:
-          address: HOST:PORT of the server, or several of them separated by commas.
-          root_certificates: Trusted certificates in PEM: authorities that may sign the server's
-            certificate, or that certificate itself.
-          server_name: Name in the server's certificate if it is not HOST, such as through a
-            tunnel.
-          patience: Timeouts.
-          shared_watcher: Watcher to share with other connections; a new one if None.
-          loop: Event loop to share, which is left open; a new one if None.
-          current_address: Returns the server's address, before each session. If it raises
-            ValueError or OSError, such as while no server runs, the last address is kept. None
-            if the address is fixed.
-
-        Raises:
-          ValueError: If the address is invalid, or there is no certificate.
+        `address` is HOST:PORT, or several of them separated by commas. `root_certificates` are
+        trusted: authorities that may sign the server's certificate, or that certificate itself, in
+        PEM. `server_name` is the name in the certificate if it is not HOST, such as through a
+        tunnel. Watcher and event loop may be shared; a shared loop is left open. `current_address`
+        returns the server's address before each session; if it raises ValueError or OSError, the
+        last address is kept.
         """
         self._addresses = _split(address)
         self._credentials = tls.channel_credentials(root_certificates)
@@ -117,14 +98,7 @@ class ServerConnection:
             self._channel(one)
 
     def addresses(self, generator: random.Random) -> list[str]:
-        """Returns the server's addresses in the order in which a session should try them.
-
-        Args:
-          generator: Source of the order; not used if there is one address.
-
-        Returns:
-          HOST:PORT of each address; addresses that have not answered lately come last.
-        """
+        """Returns the addresses in the order to try them; those that did not answer come last."""
         if self._current_address is not None:
             with contextlib.suppress(ValueError, OSError):
                 self._addresses = _split(self._current_address())
@@ -140,12 +114,7 @@ class ServerConnection:
         self._avoided[address] = time.monotonic() + _AVOIDED_S
 
     def open_stream(self, address: str | None = None, population: str = "") -> Stream:
-        """Opens the stream of a session.
-
-        Args:
-          address: One of `addresses`; the first configured one if None.
-          population: Name of the session's population.
-        """
+        """Opens the stream of a session, to the first configured address if `address` is None."""
         channel = self._channel(address or self._addresses[0])
         return Stream(self, self._loop, channel, population)
 
@@ -154,16 +123,9 @@ class ServerConnection:
     ) -> concurrent.futures.Future[None]:
         """Sends the summary of a session in the background; errors are ignored.
 
-        It is a separate call, but soon after the session and on the same connection: a server
-        that wants to can link it to the device.
-
-        Args:
-          population: Name of the population.
-          report: Session report, without anything that must stay on the device.
-          address: Address of the session, which is tried first.
-
-        Returns:
-          Future that is done after at most `patience.summary_s` seconds.
+        It is a separate call, but soon after the session and on the same connection: a server that
+        wants to can link it to the device. The report has nothing that must stay on the device. The
+        future is done after at most `patience.summary_s` seconds.
         """
         summary = wire_pb2.SessionSummary(
             population=population,
@@ -245,14 +207,10 @@ class _Channel:
         await self._channel.close()
 
     def explain(self, error: grpc.RpcError) -> _End:
-        """Translates an error of gRPC.
+        """Translates an error of gRPC into a factory of the exception to raise.
 
-        Args:
-          error: Exception of a call.
-
-        Returns:
-          Factory of the exception to raise: `AttestationFailed` if the server refused the token,
-          `EOFError` if it ended the session, otherwise `StepFailed`.
+        That is `AttestationFailed` if the server refused the token, `EOFError` if it ended the
+        session, otherwise `StepFailed`.
         """
         if error.code() is grpc.StatusCode.INTERNAL and error.details() == _ENDED_IN_WRITING:
             return EOFError
@@ -288,20 +246,10 @@ def _ended() -> Exception:
     return session.StepFailed("The session was ended.")
 
 
-def _unreadable() -> Exception:
-    return session.StepFailed("The server has sent a message that cannot be read.")
-
-
-def _sent_too_much() -> Exception:
-    return session.StepFailed("The server has sent more messages than a session has.")
-
-
 class Stream:
     """The message stream of one session, for one thread.
 
-    Attributes:
-      address: Address of the server.
-      server_name: Host name that the server's certificate has to prove.
+    The server's certificate has to prove the host name `server_name`.
     """
 
     def __init__(
@@ -334,20 +282,11 @@ class Stream:
     def receive(
         self, keep_going: session.KeepGoing, *, seconds: float, wanted: str
     ) -> wire_pb2.FromServer:
-        """Waits for a message.
+        """Waits for an untrusted message; error messages call it `wanted`.
 
-        Args:
-          keep_going: Check that is called while waiting; it raises to end the waiting.
-          seconds: Timeout in seconds.
-          wanted: Name of the expected message, for error messages.
-
-        Returns:
-          The message. Untrusted.
-
-        Raises:
-          session.StepFailed: If no message comes.
-          session.AttestationFailed: If the server does not accept the device as genuine.
-          Exception: Any exception of `keep_going`.
+        `keep_going` is called while waiting; it raises to end the waiting. It raises `StepFailed`
+        if no message comes in `seconds`, and `AttestationFailed` if the server does not accept the
+        device as genuine.
         """
         too_long = f"The server has not sent the {wanted} in {seconds:g} s."
         with self._connection.watcher.watching(
@@ -400,13 +339,15 @@ class Stream:
                 num_messages += 1
                 if num_messages > _MAX_MESSAGES:
                     self._call.cancel()
-                    end = _sent_too_much
+                    text = "The server has sent more messages than a session has."
+                    end = functools.partial(session.StepFailed, text)
                     break
                 self._received.put(wire_pb2.FromServer.FromString(content))
                 del content  # Frees a model while the next message is awaited.
         except protobuf_message.DecodeError:
             self._call.cancel()
-            end = _unreadable
+            text = "The server has sent a message that cannot be read."
+            end = functools.partial(session.StepFailed, text)
         except grpc.RpcError as error:
             end = self._channel.explain(error)
         except asyncio.CancelledError:

@@ -54,38 +54,27 @@ class StepFailed(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class ComeBack:
-    """The server's answer that it has no work for this device now.
+    """The server's answer that it has no work for this device now."""
 
-    Attributes:
-      turns: Times at which to check in again, in seconds from now, growing. The device takes the
-        first one at which it is eligible. Empty if the server names none.
-      reason: Short reason, for the device's log.
-      is_finished: Whether no task of the population has a further round.
-    """
-
+    # Times at which to check in again, in seconds from now, growing. The device takes the first one
+    # at which it is eligible. Empty if the server names none.
     turns: tuple[float, ...] = ()
-    reason: str = ""
-    is_finished: bool = False
+    reason: str = ""  # Short reason, for the device's log.
+    is_finished: bool = False  # Whether no task of the population has a further round.
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """The work that the server assigned to a device.
-
-    Attributes:
-      task: Name of the task.
-      round_index: Index of the round, from 0.
-      rule: Participation limits of the plan; None for work that needs no timer, such as an
-        evaluation without a statement.
-      buckets: Buckets of the participation histograms; None without `rule`.
-      plan: Verified plan and model, for `SessionSteps.train`.
-    """
+    """The work that the server assigned to a device."""
 
     task: str
     round_index: int
+    # Participation limits of the plan; None for work that needs no timer, such as an evaluation
+    # without a statement.
     rule: participation_timer.ParticipationRule | None
+    # Buckets of the participation histograms; None without `rule`.
     buckets: histograms.ParticipationBuckets | None
-    plan: Any = dataclasses.field(repr=False)
+    plan: Any = dataclasses.field(repr=False)  # Verified plan and model, for `SessionSteps.train`.
 
     def __post_init__(self):
         if (self.rule is None) != (self.buckets is None):
@@ -94,17 +83,11 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class UploadAnswer:
-    """The server's answer to a report.
+    """The server's answer to a report."""
 
-    Attributes:
-      is_accepted: Whether the report counts. A late report does not.
-      turns: Times at which to check in again, in seconds from now, growing.
-      reason: Short reason, for the device's log.
-    """
-
-    is_accepted: bool
-    turns: tuple[float, ...] = ()
-    reason: str = ""
+    is_accepted: bool  # Whether the report counts. A late report does not.
+    turns: tuple[float, ...] = ()  # Times at which to check in again, in seconds from now, growing.
+    reason: str = ""  # Short reason, for the device's log.
 
 
 KeepGoing = Callable[[], None]
@@ -135,14 +118,7 @@ class Turn:
     def taken(self, keep_going: KeepGoing) -> Iterator[None]:
         """Waits for the turn, and holds it for the block.
 
-        Args:
-          keep_going: Check that is called while waiting; it raises to end the waiting.
-
-        Yields:
-          Nothing.
-
-        Raises:
-          Exception: Any exception of `keep_going`.
+        `keep_going` is called while waiting; it raises to end the waiting.
         """
         while not self._lock.acquire(timeout=_LOOK_S):
             keep_going()
@@ -212,39 +188,27 @@ class SessionOutcome(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class SessionReport:
-    """The part of a session's result that may leave the device: a shape and coarse numbers.
+    """The part of a session's result that may leave the device: a shape and coarse numbers."""
 
-    Attributes:
-      shape: Events of the session, one of `session_shape.SHAPES`.
-      seconds: Duration in seconds, rounded up to two significant digits.
-      peak_memory_bytes: Peak memory of this process since its start, rounded up to two
-        significant digits.
-      versions: Versions of this package, Python, the operating system and the caller's further
-        components, by name. They must not differ between devices of one kind.
-    """
-
-    shape: str
-    seconds: float
+    shape: str  # Events of the session, one of `session_shape.SHAPES`.
+    seconds: float  # Duration in seconds, rounded up to two significant digits.
+    # Peak memory of this process since its start, rounded up to two significant digits.
     peak_memory_bytes: int
+    # Versions of this package, Python, the operating system and the caller's further components, by
+    # name. They must not differ between devices of one kind.
     versions: dict[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
 class SessionResult:
-    """The result of a session, for the device itself.
+    """The result of a session, for the device itself."""
 
-    Attributes:
-      outcome: Kind of the end.
-      turns: Times at which the server wants the device again, in seconds from the end, growing.
-        If the participation timer refused the round, the time at which it may be asked again.
-      reason: Sentence for the device's log; it must not leave the device.
-      report: Part of the result that may leave the device.
-    """
-
-    outcome: SessionOutcome
+    outcome: SessionOutcome  # Kind of the end.
+    # Times at which the server wants the device again, in seconds from the end, growing. If the
+    # participation timer refused the round, the time at which it may be asked again.
     turns: tuple[float, ...]
-    reason: str
-    report: SessionReport
+    reason: str  # Sentence for the device's log; it must not leave the device.
+    report: SessionReport  # Part of the result that may leave the device.
 
 
 def run(
@@ -259,17 +223,9 @@ def run(
 ) -> SessionResult:
     """Runs one session to its end and never raises for an error in a step.
 
-    Args:
-      population: Name of the population.
-      steps: Steps of the session; closed at its end.
-      timer: Participation timer of the device.
-      eligibility: Conditions under which the device may work.
-      clock: Monotonic clock in seconds.
-      versions: Further versions to report by name, such as TensorFlow's.
-      turn: Turn to train of the device's sessions; None if it has one session at a time.
-
-    Returns:
-      The result. It contains the exceptions of steps, which are also logged on the device.
+    The steps are closed at the end. Their exceptions are in the result, and logged on the device.
+    `clock` is monotonic, in seconds. `versions` are further ones to report, such as TensorFlow's.
+    `turn` is None if the device has one session at a time.
     """
     shape, begin = SessionShape(), clock()
     try:

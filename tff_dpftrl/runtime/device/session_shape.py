@@ -47,14 +47,7 @@ class SessionShape:
         return self._events
 
     def add(self, event: Event) -> None:
-        """Adds the next event.
-
-        Args:
-          event: Event to add.
-
-        Raises:
-          ValueError: If it cannot follow the events so far.
-        """
+        """Adds the next event; raises ValueError if it cannot follow the events so far."""
         events = self._events + event.value
         if events not in SHAPES and not _STEPS.startswith(events):
             raise validation.UsageError(

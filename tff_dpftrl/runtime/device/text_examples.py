@@ -25,18 +25,12 @@ Values = Sequence[bytes] | Sequence[str] | Sequence[int] | Sequence[float]
 
 
 def encode(features: Mapping[str, Values]) -> bytes:
-    """Serializes a `tf.train.Example`.
+    """Serializes a `tf.train.Example`, features sorted by name: equal examples are equal bytes.
 
-    Args:
-      features: Values by feature name: bytes or strings for a bytes list, integers for an int64
-        list, floats for a float list (rounded to float32). An empty sequence is a feature without
-        a kind. Strings become UTF-8, normalised to NFC: the graphs that split them cannot do so.
-
-    Returns:
-      The serialized proto, with features sorted by name: equal examples are equal bytes.
-
-    Raises:
-      ValueError: If values are mixed, of another type, beyond int64 or float32, or no Unicode.
+    Bytes or strings become a bytes list, integers an int64 list, floats (rounded to float32) a
+    float list. An empty sequence is a feature without a kind. Strings become UTF-8, normalised to
+    NFC: the graphs that split them cannot do so. It raises ValueError for mixed or other values,
+    and for those beyond int64 or float32.
     """
     entries = b"".join(
         _field(1, _field(1, name.encode("utf-8")) + _field(2, _feature(name, features[name])))
@@ -46,15 +40,7 @@ def encode(features: Mapping[str, Values]) -> bytes:
 
 
 def encode_text(text: str, feature: str = TEXT_FEATURE) -> bytes:
-    """Serializes a text; plans split it into words.
-
-    Args:
-      text: Text of the example.
-      feature: Name of the bytes feature.
-
-    Returns:
-      The serialized example.
-    """
+    """Serializes a text; plans split it into words."""
     return encode({feature: [text]})
 
 
@@ -67,20 +53,10 @@ def add_user(
     feature: str = TEXT_FEATURE,
     recorded: float | None = None,
 ) -> None:
-    """Adds the texts of one user of a corpus to a store, to try out a device.
+    """Adds the texts of one user of a corpus to a store, the last one as the newest.
 
-    Args:
-      store: Example store of the device.
-      corpus: Texts by user.
-      user_id: Id of the user, which is not stored.
-      collection: Name of the collection.
-      feature: Name of the bytes feature, which has one value in each example.
-      recorded: Time of the examples in seconds since 1970; now if None. The user's last text is
-        the newest.
-
-    Raises:
-      ValueError: If there is no such user, or the store refuses an example.
-      OSError: If the store cannot be written.
+    This is to try out a device; the id of the user is not stored. `recorded` is the time of the
+    examples in seconds since 1970 (default: now).
     """
     texts = corpus.examples(user_id)
     store.add(collection, (encode_text(text, feature) for text in texts), recorded=recorded)

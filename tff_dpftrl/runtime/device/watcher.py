@@ -19,12 +19,7 @@ class Watcher:
     """
 
     def __init__(self, *, interval_s: float = 1.0, clock: Callable[[], float] = time.monotonic):
-        """Creates a watcher without a thread.
-
-        Args:
-          interval_s: Seconds between checks.
-          clock: Monotonic clock in seconds.
-        """
+        """Creates a watcher without a thread, which checks every `interval_s` seconds."""
         self._interval_s, self._clock = interval_s, clock
         self._changed = threading.Condition()
         self._watched: set[_Watched] = set()
@@ -38,18 +33,12 @@ class Watcher:
         seconds: float = math.inf,
         too_long: str = "",
     ) -> contextlib.AbstractContextManager[None]:
-        """Watches the block of a `with` statement.
+        """Watches the block of a `with` statement for at most `seconds`.
 
-        Args:
-          keep_going: Check that is called from another thread; it raises to end the block.
-          end: Callback that makes the block raise. It is called from another thread after
-            `keep_going` has raised or the time is over, repeatedly until the block has ended.
-          seconds: Timeout of the block in seconds.
-          too_long: Error message of the timeout.
-
-        Returns:
-          The context of the block. It raises the exception of `keep_going`, or a `StepFailed`
-          with `too_long`, in place of the exception that the block raises because it was ended.
+        `keep_going` is called from another thread; it raises to end the block. Then, or when the
+        time is over, `end` is called from that thread, repeatedly until the block has ended. The
+        context raises the exception of `keep_going`, or a `StepFailed` with `too_long`, in place of
+        the exception that the block raises because it was ended.
         """
         return _Watched(self, keep_going, end, self._clock() + seconds, too_long)
 

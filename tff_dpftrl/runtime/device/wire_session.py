@@ -57,22 +57,12 @@ class WireSession(session.SessionSteps):
     ):
         """Prepares a session; `session.run` runs it.
 
-        Args:
-          connection: Connection to the server.
-          population: Name of the population to check in for.
-          attester: Source of attestation tokens.
-          plans: Cache of verified plans, with the trusted keys.
-          examples: Example store of the device.
-          clock: Clock of the example store, in seconds since 1970.
-          check_rest: Takes population, task and round; raises `TimerRefusal` if a known rule
-            forbids the round.
-          seed_for: Maps task and round to the seed of the examples' order, for simulations; None
-            to draw the seed from the operating system.
-          issuers: Public keys of the issuers whose tokens prove that other devices are genuine,
-            for plans that do not trust the server.
-          generator: Source of the choice among the server's addresses; the operating system's
-            randomness if None.
-          known: Plans that the device keeps; none if None.
+        `clock` is that of the example store, in seconds since 1970. `check_rest` takes population,
+        task and round; it raises `TimerRefusal` if a known rule forbids the round. `seed_for` maps
+        task and round to the seed of the examples' order, in simulations only; by default the
+        operating system draws it. A token from one of `issuers` proves that another device is
+        genuine, for plans that do not trust the server. `generator` decides the order of the
+        server's addresses.
         """
         self._connection, self._population = connection, population
         self._attester, self._plans = attester, plans
@@ -344,15 +334,7 @@ def _hash_in(content: bytes) -> bytes:
 
 
 def _check_finite(model: Sequence[np.ndarray], tensors: Sequence[plan_pb2.Tensor]) -> None:
-    """Refuses a model with NaN or infinite numbers, before it costs a participation.
-
-    Args:
-      model: Tensors of the model.
-      tensors: Descriptions of the tensors in the plan.
-
-    Raises:
-      tensor_values.ValuesError: If a number is not finite.
-    """
+    """Refuses a model with NaN or infinite numbers, before it costs a participation."""
     for array, tensor in zip(model, tensors, strict=True):
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise tensor_values.ValuesError(

@@ -26,16 +26,7 @@ class Nightly(eligibility.Eligibility):
         clock: Callable[[], float],
         day_s: float = 24 * 3600.0,
     ):
-        """Draws when the device is charged.
-
-        Args:
-          generator: Source of randomness.
-          clock: Clock that returns seconds since 1970, UTC.
-          day_s: Length of a simulated day in seconds; shorter than a real one for short trials.
-
-        Raises:
-          ValueError: If `day_s` is not positive.
-        """
+        """Draws when the device is charged, in days of `day_s` seconds; the clock is of UTC."""
         self._clock = clock
         self._day_s = validation.positive("day_s", day_s)
         self._middle = generator.gauss(_NIGHT, _SPREAD)
@@ -52,12 +43,7 @@ class UntilStopped(eligibility.Eligibility):
     """Eligibility that also ends when the fleet is stopped."""
 
     def __init__(self, other: eligibility.Eligibility, is_stopped: Callable[[], bool]):
-        """Wraps another eligibility.
-
-        Args:
-          other: Eligibility of the device while the fleet runs.
-          is_stopped: Returns whether the fleet was stopped.
-        """
+        """Wraps the eligibility of the device while the fleet runs."""
         self._other, self._is_stopped = other, is_stopped
 
     @override

@@ -75,12 +75,7 @@ class Rates:
         return generator.random() < self.malicious
 
     def draw(self, generator: random.Random, *, is_malicious: bool) -> Behaviour:
-        """Draws the faults of a session.
-
-        Args:
-          generator: Source of randomness; every call takes the same number of draws.
-          is_malicious: Whether the device is malicious.
-        """
+        """Draws the faults of a session; every call takes the same number of draws."""
         drops, straggles, share = (generator.random() for _ in range(3))
         drop_out, attack = generator.choice(list(DropOut)), generator.random()
         return Behaviour(

@@ -146,11 +146,7 @@ class Fleet:
             validation.positive("day_s", self.day_s)
 
     def corpus(self) -> Corpus:
-        """Loads the users who train.
-
-        Raises:
-          ValueError: If there is no such corpus, or it has no training users.
-        """
+        """Loads the users who train; there must be some (ValueError)."""
         if self.features is not None:
             return named_tensors.read_users(self.data, self.features)
         corpus = split.by_user(sources.load_user_text(self.data, table=self.table)).train
@@ -170,11 +166,7 @@ class Fleet:
     ) -> None:
         """Runs some of the devices in this process until `stop` is set.
 
-        Args:
-          corpus: Corpus that the method `corpus` returned.
-          devices: Numbers of the devices, each from 0 to below `num_devices`.
-          on_session_end: Callback for the end of each session, called from many threads.
-          stop: Event that ends all sessions and the call.
+        `on_session_end` is called from many threads.
         """
         with contextlib.ExitStack() as stack:
             shared = (
@@ -251,14 +243,7 @@ class Ending:
         seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Starts the time.
-
-        Args:
-          rounds: Number of rounds with an accepted report after which to stop; None for no
-            limit.
-          seconds: Seconds after which to stop; None for no limit.
-          clock: Monotonic clock in seconds.
-        """
+        """Starts the time. None is no limit; rounds count if they have an accepted report."""
         self._rounds = None if rounds is None else validation.integer("rounds", rounds, minimum=1)
         self._clock = clock
         self._end = None if seconds is None else clock() + validation.positive("seconds", seconds)
@@ -294,18 +279,10 @@ def run(
     on_session_end: Callable[[tally.SessionEnd], None],
     num_processes: int = 1,
 ) -> None:
-    """Runs a fleet until its stop rule is reached.
+    """Runs a fleet until its stop rule is reached, or `stop` is set.
 
-    Args:
-      fleet: Configuration of the fleet.
-      ending: Stop rule.
-      stop: Event that ends the fleet earlier. It is set when the call returns.
-      on_session_end: Callback for the end of each session, called from this thread.
-      num_processes: Number of processes; with 1, the fleet runs in this one.
-
-    Raises:
-      ValueError: If the corpus cannot be read.
-      RuntimeError: If a process ended too early.
+    `stop` is set when the call returns. `on_session_end` is called from this thread. With one
+    process, the fleet runs in this one.
     """
     num_processes = validation.integer("num_processes", num_processes, minimum=1)
     if num_processes == 1:

@@ -32,18 +32,8 @@ class Runner:
     ):
         """Schedules the first session of each device.
 
-        Args:
-          population: Name of the population.
-          devices: Simulated devices.
-          on_session_end: Callback for the end of each session that `stop` did not end, called
-            from many threads.
-          stop: Event that ends all sessions.
-          clock: Monotonic clock in seconds.
-          waits: Waiting times of devices to which the server names none.
-          max_sessions: Largest number of concurrent sessions; further devices are late.
-
-        Raises:
-          ValueError: If `max_sessions` is below 1.
+        `on_session_end` is called from many threads, unless `stop` ended the session. Devices above
+        `max_sessions` are late.
         """
         self._population, self._devices = population, devices
         self._on_session_end, self._stop, self._clock = on_session_end, stop, clock

@@ -38,12 +38,7 @@ class UserTexts(example_store.ExampleStore):
     """Example store with the texts or examples of one user of a corpus, in any collection."""
 
     def __init__(self, corpus: user_text.UserText | named_tensors.UserExamples, user_id: str):
-        """Wraps a corpus.
-
-        Args:
-          corpus: Texts, or serialized examples, by user.
-          user_id: Id of the user.
-        """
+        """Wraps a corpus of texts, or of serialized examples, by user."""
         self._corpus, self._user_id = corpus, user_id
 
     @override
@@ -95,13 +90,7 @@ class SimulatedUpload(secure_upload.SecureUpload):
     """Secure upload with injected faults."""
 
     def __init__(self, *args: Any, behaviour: behaviour_lib.Behaviour, **options: Any):
-        """Prepares an upload.
-
-        Args:
-          *args: Positional arguments of `SecureUpload`.
-          behaviour: Faults of the session.
-          **options: Keyword arguments of `SecureUpload`.
-        """
+        """Prepares an upload with faults; the other arguments are those of `SecureUpload`."""
         super().__init__(*args, **options)
         self._behaviour = behaviour
 
@@ -128,15 +117,7 @@ class SimulatedUpload(secure_upload.SecureUpload):
 def attacked_message(
     message: secure_sum_pb2.ToServer, attack: behaviour_lib.Attack | None
 ) -> secure_sum_pb2.ToServer:
-    """Applies an attack to a message of a secure sum.
-
-    Args:
-      message: Message of an honest device; changed in place.
-      attack: Attack; None for an honest device.
-
-    Returns:
-      The message, changed if the attack is on messages of its kind.
-    """
+    """Applies an attack to a secure sum's message, in place, if it is on messages of its kind."""
     kind = message.WhichOneof("message")
     if attack is behaviour_lib.Attack.NAN and kind == "key_advertisement":
         message.key_advertisement.mask_key = bytes(32)
@@ -155,13 +136,9 @@ class SimulatedSession(wire_session.WireSession):
         stop: threading.Event,
         **options: Any,
     ):
-        """Prepares a session.
+        """Prepares a session with faults; the other arguments are those of `WireSession`.
 
-        Args:
-          *args: Positional arguments of `WireSession`.
-          behaviour: Faults of the session.
-          stop: Event that ends delays.
-          **options: Keyword arguments of `WireSession`.
+        `stop` ends delays.
         """
         super().__init__(*args, **options)
         self._behaviour, self._stop = behaviour, stop
@@ -211,15 +188,7 @@ class SimulatedSession(wire_session.WireSession):
 
 
 def attacked(update: bytes, attack: behaviour_lib.Attack) -> bytes:
-    """Applies an attack to an update.
-
-    Args:
-      update: Serialized `plan_pb2.Values` of an honest device.
-      attack: Attack of the device.
-
-    Returns:
-      Bytes to send; the update itself if the attack is not on updates.
-    """
+    """Applies an attack to a serialized update (`plan_pb2.Values`), if it is on updates."""
     values = plan_pb2.Values.FromString(update)
     if attack is behaviour_lib.Attack.GARBAGE:
         return b"\xff" * len(update)

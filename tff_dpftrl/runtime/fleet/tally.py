@@ -90,9 +90,7 @@ class Tally:
     def table(self) -> list[list[str]]:
         """Formats the shapes of the sessions that received a plan, most frequent first.
 
-        Returns:
-          Rows of shape, sessions, share, share in the paper and meaning. The first row is the
-          header.
+        The first row names the columns: shape, sessions, share, share in the paper, meaning.
         """
         begun = sum(self.shapes.values())
         rows = [["shape  ", "sessions", "share", "paper", "what happened"]]
@@ -105,14 +103,7 @@ class Tally:
         return rows
 
     def summary(self, seconds: float) -> list[str]:
-        """Formats the counters that are not in the table.
-
-        Args:
-          seconds: Seconds for which the fleet ran.
-
-        Returns:
-          Lines of text.
-        """
+        """Formats the counters that are not in the table, after a fleet ran for some seconds."""
         total = sum(self.shapes.values()) + sum(self.others.values())
         counted = sum(self.rounds.values())
         others = ", ".join(f"{n} {outcome.value}" for outcome, n in self.others.most_common())
@@ -136,11 +127,7 @@ class Tally:
         )
 
     def to_dict(self, seconds: float) -> dict[str, object]:
-        """Returns all counters, JSON-compatible.
-
-        Args:
-          seconds: Seconds for which the fleet ran.
-        """
+        """Returns all counters, JSON-compatible, after a fleet ran for some seconds."""
         return {
             "seconds": seconds,
             "shapes": dict(self.shapes.most_common()),

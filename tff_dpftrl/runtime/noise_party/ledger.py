@@ -1,14 +1,14 @@
-"""The noise that a party has given for one task, and what it comes from: one SQLite file.
+"""Ledger of the noise that a party has given for one task: one SQLite file.
 
-Noise of a round is a row of the strategy. A row is given to one attempt, and never to another: with
-the same noise in two sums, their difference is a sum without noise. So a row is written here,
+The noise of a round is a row of the strategy. Each row is given to one attempt only: if two sums
+had the same noise, their difference would be a sum without noise. So a row is written here,
 durably, before anything of it is sent. An attempt that fails later has used its row up. Rows are
-given in increasing order; those in between are passed over, and never given.
+given in increasing order. A row that is passed over is never given.
 
-A copy of the file, or an older one from a backup, does not know of later rows. What it gives in
-their place is other noise: the seed of a row's new draws is that of the ledger, joined by exclusive
-or with fresh bits of the attempt, which are written with the row. Rows that are passed over have
-those of the next row that is given.
+A copy of the file, or an older one from a backup, does not know of later rows. It gives other noise
+in their place: each attempt draws fresh bits, which are written with the row. The seed of a row's
+new draws is the ledger's seed XOR these bits. Rows that are passed over have the bits of the next
+row that is given.
 """
 
 from __future__ import annotations
@@ -64,27 +64,17 @@ class NoiseRefusedError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """Noise of one round that was given.
-
-    Attributes:
-      row: Index of the round.
-      attempt: Name of the attempt that got it.
-      session: Session of the secure sum.
-      clip_norm: L2 norm that devices of the attempt clip to; None if it is fixed.
-      devices: Number of devices in the sum, as the server has named them.
-      time: Time in seconds since 1970.
-      entropy: `SEED_BYTES` fresh bytes that its new draws come from. Secret.
-      outcome: `SENT`, `SUMMED`, or the server's reason for refusing the noise.
-    """
+    """Noise of one round that was given."""
 
     row: int
-    attempt: str
-    session: bytes
-    clip_norm: float | None
-    devices: int
-    time: float
+    attempt: str  # Name of the attempt that got it.
+    session: bytes  # Session of the secure sum.
+    clip_norm: float | None  # L2 norm that devices of the attempt clip to; None if it is fixed.
+    devices: int  # Number of devices in the sum, as the server has named them.
+    time: float  # Time in seconds since 1970.
+    # `SEED_BYTES` fresh bytes that its new draws come from. Secret.
     entropy: bytes = dataclasses.field(repr=False)
-    outcome: str = SENT
+    outcome: str = SENT  # `SENT`, `SUMMED`, or the server's reason for refusing the noise.
 
 
 class Ledger:
@@ -99,20 +89,10 @@ class Ledger:
     def open(
         cls, path: str | os.PathLike[str], task: str, terms: str, *, most_skipped: int = 100
     ) -> Ledger:
-        """Opens the ledger of a task, or makes it with a new seed.
+        """Opens the ledger of a task, or makes it with a new seed; the folder must exist.
 
-        Args:
-          path: Path of the file, whose folder must exist.
-          task: Name of the task.
-          terms: SHA-256 of the task's privacy terms.
-          most_skipped: Largest number of rows that a request may pass over.
-
-        Returns:
-          The ledger.
-
-        Raises:
-          ValueError: If the file is of another task, or no ledger, or damaged.
-          OSError: If it cannot be used.
+        `terms` is the SHA-256 of the task's privacy terms. A request may pass over `most_skipped`
+        rows at most. It raises ValueError if the file is of another task, damaged, or no ledger.
         """
         validation.integer("most_skipped", most_skipped, minimum=0)
         database = private_database.PrivateDatabase.open(path, _KIND)
@@ -136,15 +116,7 @@ class Ledger:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Ledger:
-        """Opens a ledger to look at it.
-
-        Args:
-          path: Path of the file, which must exist.
-
-        Raises:
-          ValueError: If it is no ledger, or damaged.
-          OSError: If it cannot be used.
-        """
+        """Opens an existing ledger to look at it; raises ValueError if it is damaged, or none."""
         return cls(private_database.PrivateDatabase.open(path, _KIND), 0)
 
     def close(self) -> None:
@@ -166,8 +138,7 @@ class Ledger:
     def root(self, row: int) -> np.ndarray:
         """Returns the seed of a row's new draws, int64, shape [4]. Secret.
 
-        Args:
-          row: Index of the round, before `next_row`.
+        The row is one before `next_row`.
         """
         [(entropy,)] = self._database.read(
             "SELECT entropy FROM given WHERE row >= ? ORDER BY row LIMIT 1", row
@@ -191,16 +162,10 @@ class Ledger:
         return Given(*rows[0]) if rows else None
 
     def check(self, row: int, attempt: str, session: bytes) -> None:
-        """Refuses a row that must not be given to an attempt.
+        """Raises `NoiseRefusedError` for a row that must not be given to an attempt.
 
-        Args:
-          row: Index of the round that the server asks for.
-          attempt: Name of the attempt.
-          session: Session of the secure sum.
-
-        Raises:
-          NoiseRefusedError: If the row, or a later one, was given, the attempt or session has had
-            a row, or more rows than allowed would be passed over.
+        So it is if the row, or a later one, was given, if the attempt or the session has had a row,
+        or if more rows than allowed would be passed over.
         """
         known = self._database.read(
             "SELECT row FROM given WHERE attempt = ? OR session = ?", attempt, session
@@ -226,13 +191,9 @@ class Ledger:
     def give(self, given: Given, first: int) -> None:
         """Writes, durably, that a row is given. Only then may anything of it be sent.
 
-        Args:
-          given: The row and the attempt that gets it.
-          first: `next_row` before its noise was drawn, which depends on the rows before.
-
-        Raises:
-          NoiseRefusedError: If `check` refuses it, or a row was given since.
-          OSError: If it cannot be written. Nothing may be sent then.
+        `first` is `next_row` before the row's noise was drawn, which depends on the rows before. It
+        raises NoiseRefusedError if `check` refuses the row, or one was given since. If it raises
+        OSError, the row could not be written, and nothing may be sent.
         """
         with self._database.transaction() as connection:  # Nobody else writes meanwhile.
             self.check(given.row, given.attempt, given.session)
@@ -247,11 +208,6 @@ class Ledger:
             )
 
     def note(self, row: int, outcome: str) -> None:
-        """Notes what became of a row that was given.
-
-        Args:
-          row: Index of the round.
-          outcome: `SUMMED`, or the server's reason for refusing the noise.
-        """
+        """Notes the outcome of a given row: `SUMMED`, or the server's reason for refusing it."""
         with self._database.transaction() as connection:
             connection.execute("UPDATE given SET outcome = ? WHERE row = ?", (outcome, row))

@@ -54,17 +54,11 @@ class Ending(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """End of a session.
+    """End of a session."""
 
-    Attributes:
-      ending: How it ended.
-      reason: Sentence for the operator.
-      wait_s: Seconds after which to check in again.
-    """
-
-    ending: Ending
-    reason: str
-    wait_s: float = 0.0
+    ending: Ending  # How it ended.
+    reason: str  # Sentence for the operator.
+    wait_s: float = 0.0  # Seconds after which to check in again.
 
 
 class Party:
@@ -81,17 +75,10 @@ class Party:
         clock: Callable[[], float] = time.time,
         generator: random.Random | None = None,
     ):
-        """Begins without a session.
+        """Begins without a session; `key` is the private key of the party.
 
-        Args:
-          connection: Connection to the server.
-          promise: Noise that the party has promised.
-          ledger: Ledger of the task.
-          rows: Noise of the task's rounds.
-          key: Private key of the party.
-          clock: Clock of the ledger, in seconds since 1970.
-          generator: Source of the order of addresses and of jitter; the operating system's
-            randomness if None.
+        `clock` is that of the ledger, in seconds since 1970. `generator` draws the order of
+        addresses and the jitter.
         """
         self._connection, self._promise, self._ledger = connection, promise, ledger
         self._rows, self._key, self._clock = rows, key, clock
@@ -108,14 +95,8 @@ class Party:
     ) -> None:
         """Has sessions until the task is finished; failures are followed by a back-off.
 
-        Args:
-          wait: Sleeps for a number of seconds.
-          should_stop: Returns whether to stop; called before each session.
-          progress: Callback for progress lines; drops them by default.
-
-        Raises:
-          OSError: If the ledger cannot be used.
-          ValueError: If it is damaged.
+        `wait` sleeps for a number of seconds. `should_stop` is called before each session. It
+        raises OSError or ValueError if the ledger cannot be used, or is damaged.
         """
         failures, said = 0, ""
         while not should_stop():
@@ -153,15 +134,11 @@ class Party:
                 wait(seconds)
 
     def run_session(self) -> Ended:
-        """Has one session with the server.
+        """Has one session with the server, and returns how it ended.
 
-        Returns:
-          How it ended.
-
-        Raises:
-          session.StepFailed: If the server cannot be reached, or breaks the protocol.
-          session.AttestationFailed: If the server does not take the party's word.
-          ledger.NoiseRefusedError: If the server asks for what must not be given.
+        It raises `StepFailed` if the server cannot be reached or breaks the protocol,
+        `AttestationFailed` if the server does not accept the party, and `NoiseRefusedError` if the
+        server asks for noise that must not be given.
         """
         first = self._ledger.next_row
         if first < self._promise.num_rounds:
@@ -273,11 +250,7 @@ class Party:
             party.forget()
 
     def _check(self, configuration: wire_pb2.Configuration) -> tuple[str, bytes]:
-        """Refuses a configuration of another task, or that the ledger forbids.
-
-        Returns:
-          Names of the attempt and of the session of its secure sum.
-        """
+        """Returns attempt and session; refuses another task, or what the ledger forbids."""
         task, row = self._promise.task.name, configuration.round_index
         if configuration.task != task:
             other = server_connection.one_line(configuration.task)

@@ -1,8 +1,8 @@
-"""What a noise party has promised: read from the signed plan and terms of a task, and checked.
+"""Promise of a noise party: read from the signed plan and terms of a task, and checked.
 
-Plan and terms are signed by the maker of the task, whose key the party was given. They have the law
-of the noise, the grid that it is brought to, and the sums that it is added to. The broadcast of an
-attempt has the rotation of its round, and the clip norm where that is learned.
+The maker of the task, whose key the party was given, has signed plan and terms. They state the
+distribution of the noise, its grid, and the sums that it is added to. The broadcast of an attempt
+has the rotation of its round, and the clip norm where that is learned.
 """
 
 from __future__ import annotations
@@ -34,38 +34,20 @@ class PromiseRefusedError(validation.UsageError):
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """Inputs of the noise of an attempt, besides its round.
+    """Inputs of the noise of an attempt, besides its round."""
 
-    Attributes:
-      round_seed: Public seed of the round's rotation, int64, shape [2].
-      clip_norm: L2 norm that devices clip to; None if it is fixed.
-    """
-
-    round_seed: np.ndarray
-    clip_norm: float | None
+    round_seed: np.ndarray  # Public seed of the round's rotation, int64, shape [2].
+    clip_norm: float | None  # L2 norm that devices clip to; None if it is fixed.
 
 
 class Promise:
-    """The noise that a party has promised for one task.
-
-    Attributes:
-      task: The task, verified.
-      parameters: Parameters of its secure sums.
-      encoding: Grid of its updates.
-      noise: Noise of all its rounds.
-      num_rounds: Number of its rounds.
-    """
+    """The noise that a party has promised for one task."""
 
     def __init__(self, task: task_folder.TaskFolder, party: bytes):
-        """Checks plan and terms.
+        """Checks plan and terms of a task that was read with the trusted keys of its signers.
 
-        Args:
-          task: Folder of the task, read with the trusted keys of its signers.
-          party: Raw public key of this party.
-
-        Raises:
-          PromiseRefusedError: If the task does not ask for this party's noise, its plan and terms
-            contradict each other, or its grid has no room for the noise.
+        It raises `PromiseRefusedError` if the task does not ask for the noise of `party` (a raw
+        public key), plan and terms contradict each other, or the grid has no room for the noise.
         """
         self.task = task
         self._plan, terms = task.server, task.terms
@@ -119,14 +101,10 @@ class Promise:
         self._check_room(multiplier)
 
     def attempt(self, broadcast: bytes) -> Attempt:
-        """Reads what the noise of an attempt depends on.
+        """Reads what the noise of an attempt depends on from its untrusted broadcast.
 
-        Args:
-          broadcast: Serialised tensors that devices of the attempt get. Untrusted.
-
-        Raises:
-          ledger.NoiseRefusedError: If these are not the tensors of the plan, or the clip norm is no
-            positive number.
+        It raises `NoiseRefusedError` for tensors that are not the plan's, or a clip norm that is no
+        positive number.
         """
         tensors = self._plan.prepare.outputs
         try:
@@ -146,13 +124,7 @@ class Promise:
     ) -> None:
         """Refuses a clip norm that breaks its schedule: it changes at restarts of the noise only.
 
-        Args:
-          row: Index of the round.
-          clip_norm: L2 norm that devices clip to; None if it is fixed.
-          last: Noise that was given last; None if none was.
-
-        Raises:
-          ledger.NoiseRefusedError: If it is not the norm of the block of correlated noise.
+        `last` is the noise that was given last; `clip_norm` is None if it is fixed.
         """
         if clip_norm is None:
             return
@@ -167,15 +139,11 @@ class Promise:
             )
 
     def vector(self, integers: np.ndarray, count: int) -> vectors.Vector:
-        """Makes the vector that the party adds to a sum.
+        """Makes the vector that the party adds to a sum, in the layout of `parameters`.
 
-        Args:
-          integers: Noise of the encoded update in [0, `encoding.sum_modulus`), shape
-            [encoding.padded_dim].
-          count: Integer to add to the doubled count of unclipped devices.
-
-        Returns:
-          A vector in the layout of `parameters`: no device, no participation, no metrics.
+        It has no device, no participation and no metrics. `integers` are the noise of the encoded
+        update in [0, `encoding.sum_modulus`), shape [encoding.padded_dim]; `count` is added to the
+        doubled count of unclipped devices.
         """
         layout = self.parameters.layout
         made = vectors.zeros(layout)

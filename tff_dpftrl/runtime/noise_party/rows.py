@@ -1,8 +1,8 @@
-"""Noise of one round after the other, with the past noise that it depends on.
+"""Noise of successive rounds, with the past noise that it depends on.
 
 Each attempt gets new noise, drawn with fresh bits. Past noise is a function of the ledger, so that
-a party that was killed draws the same again. A checkpoint makes that quick. It may be lost; one
-that is damaged, or that other rows were given before, is not used.
+a party that was killed draws the same again. A checkpoint saves time. It may be lost. It is used
+only if it is undamaged and follows exactly the rows that the ledger has given before.
 """
 
 from __future__ import annotations
@@ -33,15 +33,9 @@ class Rows:
         ledger: ledger_lib.Ledger,
         checkpoint: str | os.PathLike[str] | None = None,
     ):
-        """Begins at the checkpoint, if there is one.
+        """Begins at the checkpoint, the file of secret past noise, if there is one.
 
-        Args:
-          noise: Noise of the task.
-          ledger: Ledger of the task.
-          checkpoint: File for past noise, which is secret; None for no file.
-
-        Raises:
-          ValueError: If the ledger has rows that an earlier version has drawn otherwise.
+        It raises ValueError if the ledger has rows that an earlier version has drawn otherwise.
         """
         if noise.is_reduced_tree and any(not any(one.entropy) for one in ledger.given()):
             raise validation.UsageError(
@@ -70,15 +64,11 @@ class Rows:
         """Draws noise for one attempt at a round, on the grid of its secure sum.
 
         It is drawn when the attempt has begun, and used in no other: a copy of this process has no
-        noise in store that it could give to another sum.
+        noise in store that it could give to another sum. `round_seed` is the public seed of the
+        round's rotation, int64, shape [2].
 
-        Args:
-          row: Index of the round.
-          round_seed: Public seed of the round's rotation, int64, shape [2].
-
-        Returns:
-          Integers modulo the grid's modulus, the integer for the doubled count, and the fresh bits
-          to be written to the ledger before anything is sent.
+        Returns integers modulo the grid's modulus, the integer for the doubled count, and the fresh
+        bits to be written to the ledger before anything is sent.
         """
         self.prepare()
         entropy = secrets.token_bytes(ledger_lib.SEED_BYTES)

@@ -1,9 +1,9 @@
-"""Approvals: signatures of reviewers under all of one task (paper 004, section 7.3).
+"""Approvals: signatures of reviewers on all parts of one task (paper 004, section 7.3).
 
-An approval is of the hashes of a task's privacy terms, which name its other files, and of all its
-plans. So it is of no task that differs in a byte. The hashes travel with the signatures, beside the
-signed plan: a device that has one plan of the task can verify the approvals of all of it. The key
-that signed the plans is the builder's: its approval does not count. Needs no TensorFlow.
+A reviewer signs the hashes of all plans and of the privacy terms, which name the task's other
+files. So an approval is valid for no task that differs in a byte. The hashes travel with the
+signatures, beside the signed plan: a device that has one plan of the task can verify the approvals
+of all of it. The builder, whose key signed the plans, cannot approve them. Needs no TensorFlow.
 """
 
 from __future__ import annotations
@@ -51,12 +51,7 @@ def approve(
 
 @dataclasses.dataclass(frozen=True)
 class Reviewers:
-    """Keys of reviewers, and the number of approvals that a task needs.
-
-    Attributes:
-      keys: Public keys by the reviewers' names; each key once.
-      required: Smallest number of reviewers who approve a task.
-    """
+    """Keys of reviewers by name, each key once, and the smallest number of approvals of a task."""
 
     keys: Mapping[str, ed25519.Ed25519PublicKey]
     required: int = 1
@@ -113,9 +108,9 @@ class Reviewers:
 
 
 def read_reviewers(path: str | os.PathLike[str], required: int) -> Reviewers:
-    """Reads a list of reviewers: public keys in PEM, each after a line with the reviewer's name.
+    """Reads public keys in PEM, each after a line with the reviewer's name.
 
-    A key without a name has the first 8 bytes of its hash for a name.
+    A key without a line is named by the first 8 bytes of its hash.
     """
     try:
         content = pathlib.Path(path).read_bytes()

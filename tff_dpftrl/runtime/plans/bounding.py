@@ -38,26 +38,22 @@ _SCALARS = {
 
 @dataclasses.dataclass(frozen=True)
 class ReportLimits:
-    """Upper limits of what an honest device of a task reports.
+    """Upper limits of what an honest device of a task reports."""
 
-    Attributes:
-      clip_norm: L2 norm that the update is clipped to. For a norm that the process learns, the
-        name of the broadcast scalar that holds it. None if the update is not clipped.
-      encoding: Encoding of the update for secure sums; None if it is summed as it is.
-      metrics: Largest value of each metric in one report, by the last parts of its label; such a
-        metric is never negative. Where metrics are summed securely, the largest integer that
-        encodes it. Other metrics are cut to `LARGEST_METRIC`, or less where the sum of
-        `most_reports` has no room for that.
-      names_all_metrics: Whether a metric that `metrics` does not name is refused instead.
-      most_reports: Largest number of reports in one sum.
-      grids: Grids of the histograms in a report, by the names of their metrics.
-    """
-
+    # L2 norm that the update is clipped to. For a norm that the process learns, the name of the
+    # broadcast scalar that holds it. None if the update is not clipped.
     clip_norm: float | str | None = None
+    # Encoding of the update for secure sums; None if it is summed as it is.
     encoding: grid.GridEncoding | None = None
+    # Largest value of each metric in one report, by the last parts of its label; such a metric is
+    # never negative. Where metrics are summed securely, the largest integer that encodes it. Other
+    # metrics are cut to `LARGEST_METRIC`, or less where the sum of `most_reports` has no room for
+    # that.
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    # Whether a metric that `metrics` does not name is refused instead.
     names_all_metrics: bool = False
-    most_reports: int = 100_000
+    most_reports: int = 100_000  # Largest number of reports in one sum.
+    # Grids of the histograms in a report, by the names of their metrics.
     grids: Mapping[str, metric_grid.MetricGrid] = dataclasses.field(default_factory=dict)
 
     @property
@@ -135,7 +131,8 @@ def _update_in(
 ) -> range:
     """Finds the update, which has the shapes of the model's trainable weights.
 
-    Rounds of this package name it. In those of TFF it is what has these shapes last.
+    Rounds of this package name it. In rounds of TFF, it is the last group of tensors with these
+    shapes.
     """
     shapes = [list(w.shape) for w in weights if w.label.partition("/")[0] == "trainable"]
     dtypes = ("float64",) if limits.clip_norm is not None else ("float32", "float64")

@@ -50,14 +50,10 @@ class CannotPlanError(validation.UsageError):
 
 @dataclasses.dataclass(frozen=True)
 class Plans:
-    """The plans of a task, not signed yet.
-
-    Attributes:
-      server: Plan of the server.
-      devices: Plans of devices, one for each runtime version that needs a variant of its own.
-    """
+    """The plans of a task, not signed yet."""
 
     server: plan_pb2.ServerPlan
+    # Plans of devices, one for each runtime version that needs a variant of its own.
     devices: tuple[plan_pb2.DevicePlan, ...]
 
     def sign(self, key: ed25519.Ed25519PrivateKey) -> plan_pb2.SignedTask:
@@ -67,25 +63,14 @@ class Plans:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceTerms:
-    """Terms on which devices take part in a task; its plans hold them.
-
-    Attributes:
-      population: Name of the devices that take part.
-      task: Name of the task.
-      kind: Kind of the task, training or evaluation.
-      selection: Examples that a device takes from its store.
-      limits: Memory, time and upload that the task may cost a device.
-      participation: Rest of a device between two rounds, and the buckets of its histograms.
-
-    Raises:
-      ValueError: If a name, limit or bucket is missing or out of range.
-    """
+    """Terms on which devices take part in a task; its plans hold them."""
 
     population: str
     task: str
-    kind: plan_pb2.TaskKind = plan_pb2.TRAINING
-    selection: plan_pb2.Selection
-    limits: plan_pb2.Limits
+    kind: plan_pb2.TaskKind = plan_pb2.TRAINING  # Kind of the task, training or evaluation.
+    selection: plan_pb2.Selection  # Examples that a device takes from its store.
+    limits: plan_pb2.Limits  # Memory, time and upload that the task may cost a device.
+    # Rest of a device between two rounds, and the buckets of its histograms.
     participation: plan_pb2.Participation
 
     def __post_init__(self) -> None:
@@ -121,7 +106,7 @@ def build_plans(
     report_limits: bounding.ReportLimits | None = None,
     rounds_updates: bool = False,
 ) -> Plans:
-    """Builds the plans of a round of federated learning.
+    """Builds the plans, not signed, of a round of federated learning.
 
     A process of TFF must be one that `execution.compile_process` compiles: training with any
     aggregator of this package, or evaluation. It may draw random numbers from the seeds of its
@@ -134,27 +119,20 @@ def build_plans(
       process: Round of federated learning, or a learning process of TFF.
       pipeline: Pipeline from a device's examples to its batches.
       terms: Terms on which devices take part in the task.
-      secure_aggregation: Demands of devices on the sums of their reports, all of which must then
-        be secure sums of the process. None if reports are summed in the clear.
-      variants: Functions that rewrite the graph of the device part into one that computes the
-        same for older runtime versions.
+      secure_aggregation: Demands of devices on the sums of their reports, all of which must then be
+        secure sums of the process. None if reports are summed in the clear.
+      variants: Functions that rewrite the graph of the device part into one that computes the same
+        for older runtime versions.
       broadcast: Tensors that devices get in the task whose model this one evaluates while it is
         trained: `prepare.outputs` of that task's server plan. The process takes what it needs by
         label. None for what the process itself broadcasts.
       private_round: Mechanism of the process's aggregator, which says how the state passes over a
         skipped round. None for a process without noise, whose state a skipped round keeps.
       report_limits: Upper limits of what an honest device reports. Devices cut their metrics to
-        them, and the server refuses reports beyond them. None for an update that is not clipped
-        and metrics of unknown size.
-      rounds_updates: Whether devices send their updates as integers of 16 bits
-        (`rounded_updates`). Only updates in the clear are; metrics never are.
-
-    Returns:
-      The plans, not signed.
-
-    Raises:
-      CannotPlanError: If no plan can be made of the process; the message says why.
-      ValueError: If the pipeline does not make the process's batches.
+        them, and the server refuses reports beyond them. None for an update that is not clipped and
+        metrics of unknown size.
+      rounds_updates: Whether devices send their updates as integers of 16 bits (`rounded_updates`).
+        Only updates in the clear are; metrics never are.
     """
     common = {
         "population": terms.population,

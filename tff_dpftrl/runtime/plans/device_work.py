@@ -1,6 +1,6 @@
-"""What a device does with a plan: from its examples and a broadcast to an update.
+"""A device's work in a plan: from its examples and a broadcast to an update.
 
-Needs TensorFlow, and no Python of whoever made the plan.
+Needs TensorFlow, and no Python code of the plan's maker.
 """
 
 from __future__ import annotations
@@ -86,11 +86,10 @@ class DeviceWork:
     ) -> list[np.ndarray]:
         """Computes an update; its tensors that are summed securely come last.
 
-        There may be no examples. If `seed` is None, and the plan wants one, it is drawn from the
-        operating system. Unless `keeps_broadcast`, the list is emptied, and its memory is free as
-        soon as it is not needed.
-
-        Raises `WorkInterruptedError` after `interrupt`, or when the plan's seconds are over.
+        There may be no examples. If `seed` is None, and the plan needs one, the operating system
+        draws it. Unless `keeps_broadcast`, the list is emptied, so that its memory is free as soon
+        as it is not needed. It raises `WorkInterruptedError` after `interrupt`, or when the plan's
+        seconds are over.
         """
         limits = self.plan.limits
         if len(examples) > self.plan.selection.max_examples:

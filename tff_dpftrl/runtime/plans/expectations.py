@@ -78,12 +78,6 @@ class Trial:
         Args:
           name: Label of the metric, or its last parts: "client_work/train/loss", "train/loss" or
             "loss".
-
-        Returns:
-          One number for each round.
-
-        Raises:
-          CannotEvaluateError: If there is no such metric, or several, or it is no single number.
         """
         known = list(self.metrics[0])
         labels = [label for label in known if f"/{label}".endswith(f"/{name}")]
@@ -117,12 +111,7 @@ Check: TypeAlias = Callable[[Trial], "bool | Outcome"]
 
 @dataclasses.dataclass(frozen=True)
 class Expectation:
-    """Expectation of an engineer on a task.
-
-    Attributes:
-      description: Description in a few words, such as "loss < 6.5".
-      check: Function that tells whether it is met.
-    """
+    """Expectation of an engineer on a task; `check` tells whether it is met."""
 
     description: str
     check: Check
@@ -162,12 +151,6 @@ def expect(description: str, check: Check) -> Expectation:
       description: Description in a few words.
       check: Function from a `Trial` to True, False, or an `Outcome` with the numbers to show. A
         failure shows all metrics otherwise.
-
-    Returns:
-      The expectation.
-
-    Raises:
-      ValueError: If the description is empty, or `check` is no function.
     """
     return Expectation(description, check)
 
@@ -178,9 +161,6 @@ def loss_below(largest: float, name: str = "loss") -> Expectation:
     Args:
       largest: Number that the loss must stay below.
       name: Label of the loss, or its last parts.
-
-    Returns:
-      The expectation.
     """
     return metric_below(name, largest)
 
@@ -191,9 +171,6 @@ def metric_below(name: str, largest: float) -> Expectation:
     Args:
       name: Label of the metric, or its last parts.
       largest: Number that the metric must stay below.
-
-    Returns:
-      The expectation.
     """
     return _compared(name, "<", validation.number("largest", largest))
 
@@ -204,22 +181,16 @@ def metric_above(name: str, least: float) -> Expectation:
     Args:
       name: Label of the metric, or its last parts.
       least: Number that the metric must exceed.
-
-    Returns:
-      The expectation.
     """
     return _compared(name, ">", validation.number("least", least))
 
 
 def update_norm_between(least: float, largest: float) -> Expectation:
-    """Expects updates of a size, in every simulated round.
+    """Expects that the updates change the model by an L2 norm in a range, in every simulated round.
 
     Args:
       least: Smallest L2 norm by which the proxies' updates change the model in a round.
       largest: Largest such norm.
-
-    Returns:
-      The expectation.
     """
     least = validation.number("least", least, at_least=0)
     largest = validation.number("largest", largest, above=least)
@@ -236,9 +207,6 @@ def same_in_every_run(within: float = 0.0) -> Expectation:
 
     Args:
       within: Largest relative difference of two updates; 0 for the same bits.
-
-    Returns:
-      The expectation.
     """
     return _unchanged("the update is the same in every run", lambda examples: examples, within)
 
@@ -246,11 +214,10 @@ def same_in_every_run(within: float = 0.0) -> Expectation:
 def order_of_examples_is_ignored(within: float = 1e-5) -> Expectation:
     """Expects that a device's update does not depend on the order of its examples.
 
+    It cannot be evaluated if the plan shuffles examples.
+
     Args:
       within: Largest relative difference of two updates, as sums in another order have.
-
-    Returns:
-      The expectation. It cannot be evaluated if the plan shuffles examples.
     """
 
     def reversed_examples(examples: Sequence[bytes]) -> Sequence[bytes]:
@@ -271,11 +238,7 @@ def order_of_examples_is_ignored(within: float = 1e-5) -> Expectation:
 
 
 def unknown_features_are_ignored() -> Expectation:
-    """Expects that features of examples that the plan does not name do not change an update.
-
-    Returns:
-      The expectation.
-    """
+    """Expects that features of examples that the plan does not name do not change an update."""
     # The bytes of two messages in a row are those of both merged.
     extra = text_examples.encode({_UNKNOWN_FEATURE: ["anything"]})
     return _unchanged(

@@ -58,17 +58,11 @@ _LONGEST_LINE = 200
 
 
 class Cost(NamedTuple):
-    """Cost of a plan on a device that has imported TensorFlow.
+    """Cost of a plan on a device that has imported TensorFlow."""
 
-    Attributes:
-      load_seconds: Seconds from the plan's bytes to a function.
-      seconds: Seconds of the first run, which is the only one on a device.
-      memory_bytes: Peak memory of loading and running, in bytes, beyond that of TensorFlow.
-    """
-
-    load_seconds: float
-    seconds: float
-    memory_bytes: int
+    load_seconds: float  # Seconds from the plan's bytes to a function.
+    seconds: float  # Seconds of the first run, which is the only one on a device.
+    memory_bytes: int  # Peak memory of loading and running, in bytes, beyond that of TensorFlow.
 
 
 def measure(
@@ -107,11 +101,7 @@ def check_interpreter(python: str | os.PathLike[str]) -> None:
 
 
 class DeviceProcess:
-    """Device plan in a separate process. Use it as a context manager.
-
-    Attributes:
-      tensorflow: Version of TensorFlow in the process.
-    """
+    """Device plan in a separate process, with the given TensorFlow. Use it as a context manager."""
 
     def __init__(self, plan: plan_pb2.DevicePlan, python: str | os.PathLike[str] = sys.executable):
         """Starts the process and loads the plan there, after it verifies it as a device does.
@@ -184,7 +174,8 @@ class DeviceProcess:
         if reply is None:
             self._process.wait()
             self._errors.seek(0)
-            ended = _last_line(self._errors.read().decode(errors="replace"))
+            lines = self._errors.read().decode(errors="replace").strip().splitlines()
+            ended = lines[-1][:_LONGEST_LINE] if lines else ""
             raise device_work.WorkFailedError(
                 "A process that runs the plan failed: "
                 f"{ended or f'it ended with {self._process.returncode}'}"
@@ -198,10 +189,6 @@ def _command(python: str | os.PathLike[str]) -> list[str]:
     """Begins a command of an interpreter; another one gets no paths of this one's environment."""
     isolated = [] if os.fspath(python) == sys.executable else ["-I"]
     return [os.fspath(python), *isolated, "-c"]
-
-
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or [""])[-1][:_LONGEST_LINE]
 
 
 def _send(stream: IO[bytes], header: dict[str, Any], content: bytes) -> None:

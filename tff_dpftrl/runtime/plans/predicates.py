@@ -37,11 +37,7 @@ An update takes thousands of float32 operations, which add in other orders.
 
 
 class TaskRefusedError(validation.UsageError):
-    """Raised for a task that failed its tests.
-
-    Attributes:
-      reasons: All failures, one sentence each.
-    """
+    """Raised for a task that failed its tests; `reasons` has all failures, one sentence each."""
 
     def __init__(self, reasons: Sequence[str]):
         """Joins the reasons, one a line."""
@@ -51,32 +47,25 @@ class TaskRefusedError(validation.UsageError):
 
 @dataclasses.dataclass(frozen=True)
 class Predicates:
-    """Tests that a task has to pass on proxy data.
+    """Tests that a task has to pass on proxy data."""
 
-    Attributes:
-      num_rounds: Number of simulated rounds, with all proxies in each.
-      devices_per_proxy: Number of devices of a real round that a proxy stands for; its update is
-        added that often. Sums are divided by the real number of devices, so fewer would change
-        little.
-      loss: Label of the metric that must fall from the first round of training to the last,
-        with models to which no noise was added; "" for none.
-      least_change: Smallest L2 norm by which the proxies change the model in a round, without
-        noise.
-      largest_change: Largest L2 norm by which the proxies change the model in a round, without
-        noise.
-      runtime_versions: Runtime versions of the devices that the task is meant for.
-      expectations: Expectations of the engineer, on every variant.
-      pythons: Python interpreters whose environments have other versions of TensorFlow that devices
-        of the task may have.
-    """
-
-    num_rounds: int = 5
+    num_rounds: int = 5  # Number of simulated rounds, with all proxies in each.
+    # Number of devices of a real round that a proxy stands for; its update is added that often.
+    # Sums are divided by the real number of devices, so fewer would change little.
     devices_per_proxy: int = 1
+    # Label of the metric that must fall from the first round of training to the last, with models
+    # to which no noise was added; "" for none.
     loss: str = "client_work/train/loss"
+    # Smallest L2 norm by which the proxies change the model in a round, without noise.
     least_change: float = 1e-9
+    # Largest L2 norm by which the proxies change the model in a round, without noise.
     largest_change: float = 1e3
+    # Runtime versions of the devices that the task is meant for.
     runtime_versions: tuple[int, ...] = (allowed_ops.RUNTIME_VERSION,)
+    # Expectations of the engineer, on every variant.
     expectations: Sequence[expectations_lib.Expectation] = ()
+    # Python interpreters whose environments have other versions of TensorFlow that devices of the
+    # task may have.
     pythons: Sequence[str | os.PathLike[str]] = ()
 
     def __post_init__(self):
@@ -101,25 +90,19 @@ DEFAULT_PREDICATES = Predicates()
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """Measurements of one variant of the devices' plan.
+    """Measurements of one variant of the devices' plan."""
 
-    Attributes:
-      losses: Loss in each round; empty if none was asked for.
-      changes: L2 norm by which the proxies changed the model in each round, without noise.
-      cost: Cost of a run on the proxy with most examples.
-      tensorflow: Version of TensorFlow that ran the devices' part.
-      expectations: Expectations that were met, each with the measured numbers.
-      difference: Largest relative difference of an update from that of the first variant with this
-        process's TensorFlow; None for that one, and for plans that draw other numbers in each run.
-      elsewhere: Measurements of this variant with other versions of TensorFlow.
-    """
-
-    losses: tuple[float, ...]
+    losses: tuple[float, ...]  # Loss in each round; empty if none was asked for.
+    # L2 norm by which the proxies changed the model in each round, without noise.
     changes: tuple[float, ...]
-    cost: measured_run.Cost
-    tensorflow: str
+    cost: measured_run.Cost  # Cost of a run on the proxy with most examples.
+    tensorflow: str  # Version of TensorFlow that ran the devices' part.
+    # Expectations that were met, each with the measured numbers.
     expectations: tuple[str, ...] = ()
+    # Largest relative difference of an update from that of the first variant with this process's
+    # TensorFlow; None for that one, and for plans that draw other numbers in each run.
     difference: float | None = None
+    # Measurements of this variant with other versions of TensorFlow.
     elsewhere: tuple[Findings, ...] = ()
 
 
@@ -270,7 +253,7 @@ class _Trial:
         device: device_work.DeviceWork | measured_run.DeviceProcess,
         proxies: Sequence[Sequence[bytes]],
     ) -> expectations_lib.Trial:
-        """Runs rounds whose model takes the changes of the devices, and not the noise.
+        """Runs rounds whose model takes the devices' changes without the noise.
 
         The noise is scaled for all rounds of a task. In a few rounds from a good model it can
         outweigh what is learned, and chance would decide.
@@ -308,9 +291,9 @@ class _Trial:
         )
 
     def _check_noise(self, before: server_work.State, after: server_work.State) -> None:
-        """Refuses a round that is not past its noise, as which the next one would be noised.
+        """Refuses a finished round whose state would give the next round the same noise.
 
-        A round that is skipped moves what noise follows from: so must a round that is finished.
+        Skipping a round moves the seeds of the noise on; so must finishing one.
         """
         tensors = zip(self._server.state, before, self._server.skip(before), after, strict=True)
         for tensor, old, skipped, new in tensors:

@@ -1,21 +1,21 @@
 """Refuses reports, and sums of groups' reports, that no honest devices can have made.
 
-A server's plan bounds every tensor of a report (`plan_pb2.ReportBound`): each entry by an
-interval, or the L2 norm of some tensors together. The bound of the sum of n reports is n times as
-large: for entries by addition, for norms by the triangle inequality. A histogram, in which each
-device counts once, is one-hot in a report and adds up to n in a sum. A sum that noise parties add
-to is not checked where they do: with the noise it can be anything.
+A server's plan bounds every tensor of a report (`plan_pb2.ReportBound`): each entry by an interval,
+or the L2 norm of some tensors together. The bound of the sum of n reports is n times as large: for
+entries by addition, for norms by the triangle inequality. A histogram, in which each device counts
+once, is one-hot in a report and adds up to n in a sum. The parts of a sum that noise parties add to
+are not checked: with the noise they can be anything.
 
-**No honest report is refused.** Devices cut metrics to their intervals inside of the plan's
-graph, and intervals end at numbers of the tensor's dtype. A clipped update has a norm of at most
-C (1 - `clipping.CLIP_MARGIN`) (1 + 2e-7), by the proof in `private_round.summation`; that margin
-of 1e-5 is far above the error of the norm that is computed here. An encoded update is a vector r of
-integers with ‖r‖² ≤ R², which the device has tested exactly, plus a shift c in each entry; of a sum
-of n such vectors n c is taken off, and the rest has norm n R at most. Encoding rotates an
-update before it is rounded, so the norm needs no decoding.
+**No honest report is refused.** Devices cut metrics to their intervals inside the plan's graph, and
+intervals end at numbers of the tensor's dtype. A clipped update has a norm of at most C (1 -
+`clipping.CLIP_MARGIN`) (1 + 2e-7), by the proof in `private_round.summation`. That margin of 1e-5
+is far above the error of the norm that is computed here. An encoded update is a vector r of
+integers plus a shift c in each entry. The device has tested ‖r‖² ≤ R² exactly. From a sum of n such
+vectors n c is subtracted, and the rest has a norm of at most n R. Encoding rotates an update before
+it rounds it, so the norm needs no decoding.
 
-**Rounding.** The norm of d numbers, computed in float64, has a relative error of at most
-(d + 2) 2⁻⁵⁴, which is below `_ROUNDING` for d ≤ 10⁹. Integers of a sum are below 2³¹, exact.
+**Rounding.** The norm of d numbers, computed in float64, has a relative error of at most (d + 2)
+2⁻⁵⁴, which is below `_ROUNDING` for d ≤ 10⁹. Integers of a sum are below 2³¹, exact.
 
 Needs NumPy, and no TensorFlow.
 """

@@ -53,19 +53,13 @@ class TotalRefusedError(ValueError):
 
 
 class GroupTotal(NamedTuple):
-    """The sum of the vectors of a group's devices, taken apart.
-
-    Attributes:
-      count: Number of devices.
-      strides: Sum of the first participation vectors, int64.
-      times: Sum of the second participation vectors, int64.
-      sums: Sums of the update's tensors, int64, in the shapes of the plan; modulo their
-        modulus where they have one.
-    """
+    """The sum of the vectors of a group's devices, taken apart."""
 
     count: int
-    strides: np.ndarray
-    times: np.ndarray
+    strides: np.ndarray  # Sum of the first participation vectors, int64.
+    times: np.ndarray  # Sum of the second participation vectors, int64.
+    # Sums of the update's tensors, int64, in the shapes of the plan; modulo their modulus where
+    # they have one.
     sums: list[np.ndarray]
 
 
@@ -236,7 +230,8 @@ def _segment(
         case "modulus":
             modulus = rule.modulus
         case "largest_entry":
-            modulus = _above(rule.largest_entry, most_devices)
+            # The smallest power of two above the largest sum.
+            modulus = max(2, 1 << (rule.largest_entry * most_devices).bit_length())
         case other:
             raise PlanNotSecureError(f"{label} has the unknown rule {other} for its sum.")
     is_power = modulus & (modulus - 1) == 0
@@ -246,11 +241,6 @@ def _segment(
             f"2 to 2**32, and powers of two up to {LARGEST_MODULUS}, can be summed."
         )
     return vectors.Segment(tensor_values.num_entries(tensor.shape), modulus)
-
-
-def _above(largest_entry: int, most_devices: int) -> int:
-    """Returns the smallest power of two above the largest sum."""
-    return max(2, 1 << (largest_entry * most_devices).bit_length())
 
 
 def _check_entries(array: np.ndarray, tensor: plan_pb2.Tensor, rule: plan_pb2.SecureSum) -> None:

@@ -225,16 +225,14 @@ def _adding(graph: plan_pb2.Graph) -> _Adding:
 
 
 def _added(one: Sequence[np.ndarray], other: Sequence[np.ndarray], keeps_one: bool = True) -> Sums:
+    sums = []
     with np.errstate(all="ignore"):  # As TensorFlow does.
-        return [
-            np.add(a, b, out=a if not keeps_one and a.flags.writeable else _like(a))
-            for a, b in zip(one, other, strict=True)
-        ]
-
-
-def _like(array: np.ndarray) -> np.ndarray:
-    """Returns an array of the same kind, of which TensorFlow makes a tensor without a copy."""
-    return array_files.aligned(array.shape, array.dtype)
+        for a, b in zip(one, other, strict=True):
+            reuses = not keeps_one and a.flags.writeable
+            # TensorFlow makes a tensor of an aligned array without a copy.
+            out = a if reuses else array_files.aligned(a.shape, a.dtype)
+            sums.append(np.add(a, b, out=out))
+    return sums
 
 
 def _light(array: np.ndarray) -> np.ndarray:

@@ -36,7 +36,7 @@ class ValuesError(validation.UsageError):
 def num_entries(sizes: Iterable[int]) -> int:
     """Counts the entries of a tensor whose dimensions come from an untrusted source.
 
-    A larger product than 2⁶⁴ becomes any number from 2⁶⁴ on, so that it takes no time.
+    A product above 2⁶⁴ gives some number of at least 2⁶⁴, so that it takes no time.
     """
     product = 1
     for size in sizes:

@@ -35,24 +35,18 @@ def text_pipeline(
 ) -> example_pipeline.ExamplePipeline:
     """Builds a pipeline for examples that hold texts.
 
-    Args:
-      words: Vocabulary of the model.
-      sequence_length: Sequence length T of the model; a longer text continues in the next sequence.
-      feature: Name of the bytes feature of an example that holds texts, UTF-8, normalised to NFC.
-      is_tokenized: Whether texts are words already, separated by white space.
-      with_history: Whether labels also say what was written before each sequence, for
-        `functional_model.build` with its `with_cache`. Then examples must come newest first, as
-        devices give them.
-      **options: `batch_size`, `epochs`, `shuffle` and `max_rows` (sequences) of
-        `ExamplePipeline`.
+    It makes batches (x, y), int32, [batch, T]; y is x shifted by one word. Texts are UTF-8,
+    normalised to NFC, in the bytes feature `feature`; one longer than T continues in the next
+    sequence. With `is_tokenized` they are words already, separated by white space. `options` are
+    `batch_size`, `epochs`, `shuffle` and `max_rows` (sequences) of `ExamplePipeline`.
 
-    Returns:
-      Batches (x, y), int32, [batch, T]; y is x shifted by one word. With `with_history`, y is an
-      `OrderedDict`: `history`, all sequences of the device, the earliest first, int32, [n, T + 1];
-      `places`, the indices in it of those in the batch, int32, [batch].
+    With `with_history`, labels also say what was written before each sequence, for
+    `functional_model.build` with its `with_cache`. Examples must come newest first then, as devices
+    give them. y is an `OrderedDict`: `history`, all sequences of the device, the earliest first,
+    int32, [n, T + 1]; `places`, the indices in it of those in the batch, int32, [batch].
 
-    Raises:
-      ValueError: If two words have the same hash, or the words are sub-words that no plan can make.
+    It raises ValueError if two words have the same hash, or the words are sub-words that no plan
+    can make.
     """
     ids_of = ids_of_texts(words, is_tokenized=is_tokenized)
 

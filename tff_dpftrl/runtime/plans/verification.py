@@ -36,21 +36,13 @@ SEED = "seed"
 
 @dataclasses.dataclass(frozen=True)
 class Ceiling:
-    """Upper limits of what a device gives to any task.
+    """Upper limits of what a device gives to any task."""
 
-    Attributes:
-      plan_bytes: Size of a signed plan, in bytes.
-      num_nodes: Number of operations of a plan's graph, with all functions.
-      memory_bytes: Peak memory that a plan may declare, in bytes.
-      seconds: Duration that a plan may declare, in seconds.
-      upload_bytes: Size of an update, in bytes.
-    """
-
-    plan_bytes: int = 32_000_000
-    num_nodes: int = 200_000
-    memory_bytes: int = 2_000_000_000
-    seconds: float = 600.0
-    upload_bytes: int = 64_000_000
+    plan_bytes: int = 32_000_000  # Size of a signed plan, in bytes.
+    num_nodes: int = 200_000  # Number of operations of a plan's graph, with all functions.
+    memory_bytes: int = 2_000_000_000  # Peak memory that a plan may declare, in bytes.
+    seconds: float = 600.0  # Duration that a plan may declare, in seconds.
+    upload_bytes: int = 64_000_000  # Size of an update, in bytes.
 
 
 DEFAULT_CEILING = Ceiling()
@@ -201,7 +193,7 @@ def _check_functions(graph_def: tf.compat.v1.GraphDef) -> None:
 
 
 def _some(names: Iterable[str]) -> str:
-    """Returns a few of the names, of which a plan may have very many."""
+    """Returns a few of the names, for messages: a plan may have very many."""
     names = sorted(names)
     shown = [name[:100] for name in names[:_SHOWN]]
     return f"{shown}" + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
@@ -244,7 +236,8 @@ def _check_tensors(plan: plan_pb2.DevicePlan, graph_def: tf.compat.v1.GraphDef) 
                 raise signing.PlanRefusedError(f"The plan has no {op} {tensor.name!r}.")
     _check_seconds(plan)
     least = sum(
-        tensor_values.num_entries(max(size, 0) for size in tensor.shape) * _item_size(tensor)
+        tensor_values.num_entries(max(size, 0) for size in tensor.shape)
+        * tf.dtypes.as_dtype(tensor.dtype).size
         for tensor in outputs
     )
     if least > plan.limits.upload_bytes:
@@ -267,7 +260,3 @@ def _check_seconds(plan: plan_pb2.DevicePlan) -> None:
         raise signing.PlanRefusedError(
             f"The plan has no int32 output of {grid.size} counts for the seconds of the work."
         )
-
-
-def _item_size(tensor: plan_pb2.Tensor) -> int:
-    return tf.dtypes.as_dtype(tensor.dtype).size

@@ -88,17 +88,11 @@ def new_challenge() -> bytes:
 
 
 def bound_nonce(challenge: bytes, *context: str) -> bytes:
-    """Derives the nonce of a challenge and a context that device and server know.
+    """Derives the nonce, NONCE_BYTES bytes, of a challenge and a context that both sides know.
 
-    It makes a token useless to a server that relays the challenge of another server.
-
-    Args:
-      challenge: Challenge that the server sent, any number of bytes.
-      *context: Strings that each side knows by itself, such as the server's name that its
-        certificate proves, and the population.
-
-    Returns:
-      The nonce, NONCE_BYTES bytes.
+    It makes a token useless to a server that relays the challenge of another server. Each side
+    knows the strings of the context by itself, such as the population, and the server's name that
+    its certificate proves.
     """
     digest = hashlib.sha256(b"tff_dpftrl attestation nonce\0")
     for part in (challenge, *(text.encode("utf-8", "surrogatepass") for text in context)):
@@ -120,15 +114,9 @@ class TokenIssuer:
         clock: Callable[[], float],
         lifetime_s: float = 300.0,
     ):
-        """Stores the key; `signing_keys` makes and reads keys.
+        """Stores the issuer's private key, which must have no other use; `signing_keys` makes keys.
 
-        Args:
-          key: Issuer's private key, which must have no other use.
-          clock: Function that returns the seconds since 1970.
-          lifetime_s: Validity of a token in seconds.
-
-        Raises:
-          ValueError: If `lifetime_s` is no positive number.
+        `clock` returns the seconds since 1970; a token is valid for `lifetime_s` seconds.
         """
         self._key = key
         self._key_name = _key_name(key.public_key())
@@ -136,16 +124,9 @@ class TokenIssuer:
         self._lifetime_s = validation.positive("lifetime_s", lifetime_s)
 
     def issue(self, nonce: bytes) -> bytes:
-        """Makes a token for a genuine device.
+        """Makes a token, TOKEN_BYTES bytes, that is bound to a nonce, for a genuine device.
 
-        Args:
-          nonce: Nonce that the token is bound to, NONCE_BYTES bytes.
-
-        Returns:
-          The token, TOKEN_BYTES bytes.
-
-        Raises:
-          ValueError: If the nonce has another length.
+        It raises ValueError if the nonce does not have NONCE_BYTES bytes.
         """
         if len(nonce) != NONCE_BYTES:
             raise validation.UsageError(f"nonce must have {NONCE_BYTES} bytes, got {len(nonce)}.")
@@ -170,20 +151,13 @@ class SignedTokens(Attestation):
         clock_skew_s: float = 30.0,
         max_remembered: int = 1_000_000,
     ):
-        """Starts with no used tokens.
+        """Starts with no used tokens, and the public keys of the trusted issuers.
 
-        Args:
-          issuers: Public keys of the trusted issuers.
-          clock: Function that returns the seconds since 1970; a clock that goes back counts as
-            stopped.
-          longest_lifetime_s: Largest accepted validity of a token in seconds; it bounds the time
-            for which used tokens are remembered.
-          clock_skew_s: Largest error of an issuer's clock in seconds.
-          max_remembered: Largest number of used tokens to remember, about 100 bytes each. Beyond
-            it, all tokens are refused for a while, so that none is accepted twice.
-
-        Raises:
-          ValueError: If there is no issuer, or a number is out of range.
+        `clock` returns the seconds since 1970; a clock that goes back counts as stopped. A validity
+        above `longest_lifetime_s` is refused: it bounds the time for which used tokens are
+        remembered. `clock_skew_s` is the largest error of an issuer's clock in seconds. Beyond
+        `max_remembered` used tokens, about 100 bytes each, all tokens are refused for a while, so
+        that none is accepted twice.
         """
         self._issuers = {_key_name(key): key for key in issuers}
         if not self._issuers:
@@ -226,12 +200,7 @@ class UsedTokens:
     """Set of used tokens' numbers, kept for a while, in bounded memory."""
 
     def __init__(self, capacity: int, keep_s: float):
-        """Starts with no used tokens.
-
-        Args:
-          capacity: Largest number of remembered tokens.
-          keep_s: Time for which a token is remembered at least, in seconds.
-        """
+        """Starts with no used tokens; each is remembered for `keep_s` seconds at least."""
         self._capacity = capacity
         self._keep_s = keep_s
         self._recent: set[bytes] = set()
@@ -239,14 +208,9 @@ class UsedTokens:
         self._since: float | None = None
 
     def add(self, number: bytes, now: float) -> Verdict:
-        """Remembers a token, unless it was used before or there is no room.
+        """Remembers a token's number, unless it was used before or there is no room.
 
-        Args:
-          number: Number of the token, which no other token has.
-          now: Time in seconds, which never goes back.
-
-        Returns:
-          `Verdict.GENUINE`, or the reason of the refusal.
+        `now` is a time in seconds, which never goes back.
         """
         if self._since is None or now - self._since > self._keep_s:
             # Dropped tokens were added before `since`; after two spans, both sets are old.

@@ -1,23 +1,23 @@
-"""Attestation by certificates: an example of a platform's, beside our issuer of tokens.
+"""Attestation by certificates: an example of a platform's, as an alternative to issued tokens.
 
 A platform's vendor gives each device, or each batch of devices, a key in its secure hardware and
 certificates for it (X.509, RFC 5280) that lead to the vendor's root, as for a TPM's attestation key
 or Android's key attestation. The device signs the server's nonce with that key, and sends the
 signature with the certificates.
 
-token = certificate_attestation.make_token(nonce, chain, key)  # On the device.
-verifier = certificate_attestation.CertificateTokens(roots, clock=time.time)
-verifier.verify(token, nonce)
+    token = certificate_attestation.make_token(nonce, chain, key)  # On the device.
+    verifier = certificate_attestation.CertificateTokens(roots, clock=time.time)
+    verifier.verify(token, nonce)
 
 The key must not be in software that a device's owner can read; here it is a file, for want of
-hardware. What is attested is that the vendor certified the key, and nothing of the software that
-runs: a platform's extensions, such as Android's, would have to be read for that. For which purpose
-it was certified (extended key usage) is not looked at: trust a root that certifies devices only.
+hardware. The token proves that the vendor certified the key, and nothing about the software that
+runs: a platform's extensions, such as Android's, would have to be read for that. The purpose of a
+certificate (extended key usage) is not checked: trust a root that certifies devices only.
 
-A certificate identifies whoever holds it, in every round. A server sees it, and so could link all
-rounds of a device, which our issuer's tokens do not allow. So a vendor should give the same key and
-certificate to a batch of devices, 100,000 or more (FIDO's basic attestation: WebAuthn, 14.4.1).
-The verifier here keeps nothing of a certificate, and its verdicts name none.
+A certificate identifies its holder in every round. A server sees it, and could link all rounds of a
+device, which issued tokens do not allow. So a vendor should give the same key and certificate to a
+batch of devices, 100,000 or more (FIDO's basic attestation: WebAuthn, 14.4.1). The verifier here
+keeps nothing of a certificate, and its verdicts name none.
 """
 
 from __future__ import annotations
@@ -67,18 +67,11 @@ _SERIAL = re.compile(r"(0x)?[0-9a-f]{1,40}", re.IGNORECASE)  # At most 20 bytes 
 
 
 def make_token(nonce: bytes, chain: Sequence[x509.Certificate], key: PrivateKey) -> bytes:
-    """Signs a nonce with a certified key.
+    """Signs a nonce with a certified key; the token has at most `MAX_TOKEN_BYTES` bytes.
 
-    Args:
-      nonce: Nonce that the token is bound to, `attestation.NONCE_BYTES` bytes.
-      chain: Certificate of the key, then those of the authorities up to the root, without it.
-      key: Private key, one of `KEYS`.
-
-    Returns:
-      The token, at most `MAX_TOKEN_BYTES` bytes.
-
-    Raises:
-      ValueError: If the nonce has another length, the token is too long, or the key cannot sign.
+    `chain` is the certificate of the key, then those of the authorities up to the root, without it.
+    It raises ValueError if the nonce has another length, the token is too long, or the key cannot
+    sign.
     """
     if len(nonce) != attestation.NONCE_BYTES:
         raise validation.UsageError(
@@ -119,21 +112,14 @@ class CertificateTokens(attestation.Attestation):
         remember_s: float = 600.0,
         max_remembered: int = 1_000_000,
     ):
-        """Starts with no used nonces.
+        """Starts with no used nonces, and the certificates of the trusted authorities.
 
-        Args:
-          roots: Certificates of the trusted authorities.
-          revoked: Serial numbers of certificates that are refused, whoever issued them.
-          clock: Function that returns the seconds since 1970; a clock that goes back counts as
-            stopped.
-          remember_s: Time for which used nonces are remembered, in seconds; longer than a server
-            waits for the answer to a challenge.
-          max_remembered: Largest number of used nonces to remember, about 100 bytes each. Beyond
-            it, all tokens are refused for a while, so that none is accepted twice.
-
-        Raises:
-          ValueError: If there is no root, one is no valid authority now, or a number is out of
-            range.
+        Certificates with a serial number in `revoked` are refused, whoever issued them. `clock`
+        returns the seconds since 1970; a clock that goes back counts as stopped. Used nonces are
+        remembered for `remember_s` seconds: longer than a server waits for the answer to a
+        challenge. Beyond `max_remembered` used nonces, about 100 bytes each, all tokens are refused
+        for a while, so that none is accepted twice. It raises ValueError if there is no root, or
+        one is no valid authority now.
         """
         self._now = clock()
         self._clock = clock
@@ -202,17 +188,7 @@ class CertificateTokens(attestation.Attestation):
 
 
 def read_certificates(path: str | os.PathLike[str]) -> list[x509.Certificate]:
-    """Reads certificates, which nothing is checked of.
-
-    Args:
-      path: File of certificates in PEM.
-
-    Returns:
-      The certificates, at least one.
-
-    Raises:
-      ValueError: If the file cannot be read or holds none.
-    """
+    """Reads a PEM file of at least one certificate, without checking any of them."""
     try:
         return x509.load_pem_x509_certificates(pathlib.Path(path).read_bytes())
     except OSError as error:
@@ -222,17 +198,9 @@ def read_certificates(path: str | os.PathLike[str]) -> list[x509.Certificate]:
 
 
 def read_revoked(path: str | os.PathLike[str]) -> frozenset[int]:
-    """Reads the serial numbers of revoked certificates.
+    """Reads the serial numbers of one vendor's revoked certificates.
 
-    Args:
-      path: File with a serial number in hexadecimal in each line, of one vendor's certificates; #
-        begins a comment.
-
-    Returns:
-      The serial numbers.
-
-    Raises:
-      ValueError: If the file cannot be read or has another line.
+    Each line has one in hexadecimal; # begins a comment.
     """
     try:
         lines = pathlib.Path(path).read_text(encoding="utf-8-sig").splitlines()
@@ -255,17 +223,8 @@ def read_device(
 ) -> tuple[list[x509.Certificate], PrivateKey]:
     """Reads the certificates and the key of a device, and checks that they fit each other.
 
-    Args:
-      chain_path: File of certificates in PEM: the key's, then those of the authorities up to the
-        root, without it.
-      key_path: File of the private key in unencrypted PEM, for its owner only.
-
-    Returns:
-      The certificates and the key, for `make_token`.
-
-    Raises:
-      ValueError: If a file cannot be used, or the first certificate is of another key.
-      OSError: If a file cannot be read.
+    The PEM files hold the key's certificate and those of the authorities up to the root, without
+    it; and the unencrypted private key, which only its owner may read.
     """
     chain = read_certificates(chain_path)
     if len(chain) > MAX_CERTIFICATES:

@@ -15,16 +15,11 @@ _DOMAIN = b"tff_dpftrl noise party checks in 1:"
 def announcement(
     key: ed25519.Ed25519PrivateKey, nonce: bytes, task: str, next_round: int
 ) -> wire_pb2.NoiseParty:
-    """Makes the signed announcement of a noise party.
+    """Makes the signed announcement of a noise party, for `CheckIn.noise_party`.
 
-    Args:
-      key: Private key of the party, whose public key the plan of the task names.
-      nonce: Nonce of the check-in, from `session_stream.attested_nonce`.
-      task: Name of the task.
-      next_round: Index of the first round whose noise the party has not given.
-
-    Returns:
-      The message for `CheckIn.noise_party`.
+    The plan of the task names the public key. The nonce is that of the check-in
+    (`session_stream.attested_nonce`). The party has not given the noise of `next_round`, nor of a
+    later one.
     """
     made = wire_pb2.NoiseParty(
         key=key.public_key().public_bytes_raw(), task=task, next_round=next_round
@@ -34,16 +29,10 @@ def announcement(
 
 
 def is_signed(announced: wire_pb2.NoiseParty, nonces: Iterable[bytes]) -> bool:
-    """Checks that the owner of the announced key has signed an announcement.
+    """Checks that the owner of the announced key has signed an untrusted announcement.
 
-    Whether the plan of the task names the key is for the caller to check.
-
-    Args:
-      announced: Announcement in a check-in. Untrusted.
-      nonces: Nonces of the check-in: one for each name by which the party may know the server.
-
-    Returns:
-      Whether the signature is valid for one of the nonces.
+    Whether the plan of the task names the key is for the caller to check. There is a nonce of the
+    check-in for each name by which the party may know the server.
     """
     try:
         key = ed25519.Ed25519PublicKey.from_public_bytes(announced.key)

@@ -39,24 +39,19 @@ _LEAST_AVAILABILITY = 1e-3  # Share of the mean: with no device there, waits wou
 
 @dataclasses.dataclass(frozen=True)
 class PaceSteering:
-    """Distribution of check-ins for a population's size and demand.
+    """Distribution of check-ins for a population's size and demand."""
 
-    Attributes:
-      devices_needed: Number of devices that the rounds of all tasks need in `period_seconds`, with
-        over-selection.
-      period_seconds: Duration of a round from one selection to the next, in seconds.
-      population_size: Number of devices that are available at the same time, averaged over the day.
-      availability: Relative numbers of available devices at each full hour of UTC, shape [24];
-        interpolated in between.
-      small_population: Multiple of `devices_needed` up to which a population comes to a rendezvous.
-      rendezvous_fraction: Share of the period within which the devices of a rendezvous come.
-    """
-
+    # Number of devices that the rounds of all tasks need in `period_seconds`, with over-selection.
     devices_needed: float
-    period_seconds: float
+    period_seconds: float  # Duration of a round from one selection to the next, in seconds.
+    # Number of devices that are available at the same time, averaged over the day.
     population_size: float
+    # Relative numbers of available devices at each full hour of UTC, shape [24]; interpolated in
+    # between.
     availability: tuple[float, ...] = (1.0,) * 24
+    # Multiple of `devices_needed` up to which a population comes to a rendezvous.
     small_population: float = 10.0
+    # Share of the period within which the devices of a rendezvous come.
     rendezvous_fraction: float = 0.1
 
     def __post_init__(self):
@@ -76,30 +71,16 @@ class PaceSteering:
         return float(self.waits(now, randomness.random(), randomness.random()))
 
     def turns(self, now: float, randomness: random.Random, count: int) -> tuple[float, ...]:
-        """Draws turns of one device, which takes the first one that it can.
-
-        Args:
-          now: Current time in seconds since the epoch, UTC.
-          randomness: Source of the draws.
-          count: Number of turns.
-
-        Returns:
-          Increasing seconds from now, shape [count].
-        """
+        """Draws `count` turns of one device, in increasing seconds from now (Unix time)."""
         draws = np.array([[randomness.random(), randomness.random()] for _ in range(count)])
         return tuple(self.successive(now, draws[:, 0], draws[:, 1]).tolist())
 
     def successive(self, now: float, turns: np.ndarray, places: np.ndarray) -> np.ndarray:
         """Computes successive turns, for any number of devices at once.
 
-        Args:
-          now: Current time in seconds since the epoch, UTC.
-          turns: Uniform draws from [0, 1) that decide the turns, shape [..., count].
-          places: Uniform draws from [0, 1) that decide the time within a rendezvous, shape
-            [..., count].
-
-        Returns:
-          Seconds from now, increasing along the last axis, shape [..., count].
+        Both draws are uniform from [0, 1), shape [..., count]: `turns` decide the turns, `places`
+        the time within a rendezvous. The result has this shape: seconds from now, increasing along
+        the last axis.
         """
         seconds = np.empty(np.shape(turns))
         last = np.zeros(seconds.shape[:-1])
@@ -114,15 +95,11 @@ class PaceSteering:
         turns: np.ndarray | float,
         places: np.ndarray | float,
     ) -> np.ndarray:
-        """Computes the seconds after which devices are to check in again.
+        """Computes the seconds, at least 0, after which devices are to check in again.
 
-        Args:
-          now: Current time in seconds since the epoch, UTC; one number, or one for each device.
-          turns: Uniform draws from [0, 1) that decide the turns, any shape.
-          places: Uniform draws from [0, 1) that decide the time within a rendezvous, same shape.
-
-        Returns:
-          Seconds, at least 0, of the same shape.
+        `now` is UTC, in seconds since the epoch, one number or one for each device. Both draws are
+        uniform from [0, 1), of the same shape as the result: `turns` decide the turns, `places` the
+        time within a rendezvous.
         """
         turns = -np.log1p(-np.asarray(turns, float))
         is_small = self._is_small(now)
@@ -134,12 +111,10 @@ class PaceSteering:
         return np.where(is_small, rendezvous, self._until_turn(now, turns))
 
     def expected_turns(self, begin: float, end: float) -> float:
-        """Computes the expected number of turns of a device between two times.
+        """Computes the expected number of turns of a device between two times (UTC, in seconds).
 
-        Args:
-          begin: Time in seconds since the epoch, UTC.
-          end: A later time. From one rendezvous to the next, or between multiples of these, the
-            number is exact for small populations, too.
+        From one rendezvous to the next, or between multiples of these, the number is exact for
+        small populations, too.
         """
         middle = (begin + end) / 2
         chance = self.devices_needed / float(self._available(middle))
@@ -214,33 +189,18 @@ _FRESH_SECONDS = 1.0
 class TurnsAhead:
     """Source of devices' turns, drawn for many devices at once, since thousands come a second.
 
-    Turns may be up to a second old; the time that has passed is subtracted. Thread-safe.
-
-    Attributes:
-      steering: Distribution of the turns; a new one holds within a second.
+    Turns may be up to a second old; the time that has passed is subtracted. A new `steering` holds
+    within a second. Thread-safe.
     """
 
     def __init__(self, steering: PaceSteering, count: int = 8):
-        """Draws nothing yet.
-
-        Args:
-          steering: Distribution of the turns.
-          count: Number of turns of a device.
-        """
+        """Draws nothing yet; each device will get `count` turns."""
         self.steering = steering
         self._count = validation.integer("count", count, minimum=1)
         self._drawn: collections.deque[tuple[float, np.ndarray]] = collections.deque()
 
     def __call__(self, now: float, randomness: random.Random) -> tuple[float, ...]:
-        """Returns turns of one device.
-
-        Args:
-          now: Current time in seconds since the epoch, UTC.
-          randomness: Source of the draws.
-
-        Returns:
-          Increasing seconds from now, none negative.
-        """
+        """Returns turns of one device, in increasing seconds ≥ 0 from now (Unix time)."""
         try:
             drawn_at, turns = self._drawn.popleft()
         except IndexError:

@@ -53,13 +53,8 @@ def report_messages(
 ) -> Iterator[wire_pb2.FromDevice]:
     """Splits a report into messages: one, unless its update is too large.
 
-    Args:
-      report: The report; an update in it is removed if it is large.
-      update: Serialised update in pieces, which are copied as the messages are taken; None for the
-        one in `report`.
-
-    Yields:
-      The messages, in order.
+    A large update is removed from the report. A serialised update may come in pieces, which are
+    copied as the messages are taken; None for the one in `report`.
     """
     update = [report.update] if update is None else list(update)
     if sum(map(len, update)) > PART_BYTES:
@@ -73,11 +68,7 @@ def report_messages(
 def secure_sum_messages(message: secure_sum_pb2.ToServer) -> Iterator[wire_pb2.FromDevice]:
     """Splits a message of a secure sum: into one message, unless its masked vector is too large.
 
-    Args:
-      message: The message; a large vector is removed from it.
-
-    Yields:
-      The messages, in order.
+    A large vector is removed from the message.
     """
     if len(message.masked_vector.content) > PART_BYTES:
         vector = message.masked_vector.content
@@ -101,17 +92,9 @@ def deflated_plan(plan: bytes) -> bytes:
 
 
 def inflated_plan(content: bytes, most_bytes: int) -> bytes:
-    """Inflates what `deflated_plan` deflated.
+    """Inflates the untrusted result of `deflated_plan`.
 
-    Args:
-      content: Deflated plan. Untrusted.
-      most_bytes: Largest number of bytes of the plan.
-
-    Returns:
-      The serialised plan.
-
-    Raises:
-      ValueError: If it is no deflated plan, has more bytes, or something follows it.
+    It raises ValueError if it is none, has more than `most_bytes` bytes, or something follows it.
     """
     inflater = zlib.decompressobj()
     try:
@@ -126,16 +109,10 @@ def inflated_plan(content: bytes, most_bytes: int) -> bytes:
 
 
 def attested_nonce(challenge: bytes, server_name: str, population: str) -> bytes:
-    """Derives the nonce for the token of a check-in.
+    """Derives the nonce, `attestation.NONCE_BYTES` bytes, for the token of a check-in.
 
-    Args:
-      challenge: Challenge that the server sent.
-      server_name: Host name that the server's certificate proves. The device takes it from the
-        address that it connects to, without the port.
-      population: Name of the population that the device checks in for.
-
-    Returns:
-      The nonce, `attestation.NONCE_BYTES` bytes.
+    `server_name` is the host name that the server's certificate proves. The device takes it from
+    the address that it connects to, without the port.
     """
     return attestation.bound_nonce(challenge, server_name, population)
 
@@ -143,13 +120,7 @@ def attested_nonce(challenge: bytes, server_name: str, population: str) -> bytes
 def identity_nonce(session: bytes, population: str, identity_key: bytes) -> bytes:
     """Derives the nonce for the token that vouches for a device's identity key in a secure sum.
 
-    Args:
-      session: Session of the secure sum.
-      population: Name of the population.
-      identity_key: Raw public key of the device, made for this session only.
-
-    Returns:
-      The nonce, `attestation.NONCE_BYTES` bytes.
+    The raw public key was made for this session only.
     """
     return attestation.bound_nonce(session, "secure sum", population, identity_key.hex())
 
@@ -158,15 +129,7 @@ def secure_sum_context(task: str, round_index: int, model: bytes) -> bytes:
     """Computes the context of a secure sum: a digest of what all its devices must have received.
 
     By sending each device a different model, a server could make all updates but one zero (Pasquini
-    et al. 2022). Devices with different contexts have no masks in common.
-
-    Args:
-      task: Name of the task.
-      round_index: Index of the round, from 0.
-      model: Serialised model that the device begins with.
-
-    Returns:
-      The context of `secure_sums`, 32 bytes.
+    et al. 2022). Devices with different contexts have no masks in common. The digest has 32 bytes.
     """
     digest = hashlib.sha256()
     for part in (task.encode(), str(round_index).encode(), model):

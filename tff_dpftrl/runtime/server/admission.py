@@ -35,11 +35,8 @@ class Admission:
     ):
         """Stores what check-ins are compared with.
 
-        Args:
-          population: Name of the population.
-          tasks: The population's tasks by name.
-          attestation: Verifier of devices' tokens; with None, every connection counts as a device.
-          server_names: Names under which devices may know the server, for their tokens.
+        With `attestation` None, every connection counts as a device. Tokens are for one of
+        `server_names`, the names under which devices may know the server.
         """
         self.population = population
         self._tasks = tasks
@@ -49,17 +46,9 @@ class Admission:
         self._plans = functools.lru_cache(maxsize=64)(self._plans_for)
 
     def admit(self, check_in: wire_pb2.CheckIn, challenge: bytes) -> dict[str, bytes]:
-        """Checks a check-in.
+        """Checks an untrusted check-in; returns the plans that the device can run, by task.
 
-        Args:
-          check_in: Check-in that a device sent. Untrusted.
-          challenge: Challenge that the server sent to the device.
-
-        Returns:
-          Serialised plans that the device can run, by task.
-
-        Raises:
-          Refused: If the device cannot take part.
+        It raises `Refused` if the device cannot take part.
         """
         self._check_version(check_in)
         self._attest(check_in.token, challenge)
@@ -74,17 +63,10 @@ class Admission:
         return plans
 
     def admit_noise_party(self, check_in: wire_pb2.CheckIn, challenge: bytes) -> bytes:
-        """Checks the check-in of a noise party, which has a key in place of a token.
+        """Checks the untrusted check-in of a noise party, which has a key in place of a token.
 
-        Args:
-          check_in: Check-in with a `noise_party`. Untrusted.
-          challenge: Challenge that the server sent to the party.
-
-        Returns:
-          Serialised plan of the party's task, for its version.
-
-        Raises:
-          Refused: If no task here names it, or it has not signed.
+        Returns the serialised plan of the party's task, for its version. It raises `Refused` if no
+        task here names the party, or it has not signed.
         """
         self._check_version(check_in)
         party = check_in.noise_party

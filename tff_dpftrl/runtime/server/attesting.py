@@ -20,18 +20,10 @@ def from_files(
     roots: str | os.PathLike[str] | None = None,
     revoked: str | os.PathLike[str] | None = None,
 ) -> attestation_lib.Attestation | None:
-    """Makes the verifier of devices' tokens.
+    """Makes the verifier of devices' tokens; None if every connection counts as a device.
 
-    Args:
-      issuers: Files of the public keys of issuers of tokens; None without issuers.
-      roots: File of the certificates of a platform's roots, in place of issuers.
-      revoked: File of the serial numbers of revoked certificates; None for none.
-
-    Returns:
-      The verifier; None if every connection counts as a device.
-
-    Raises:
-      ValueError: If a file cannot be used.
+    There are files of issuers' public keys; or a file of a platform's root certificates, perhaps
+    with one of revoked serial numbers.
     """
     if roots is not None:
         return certificate_attestation.CertificateTokens(
@@ -61,17 +53,10 @@ class LockedAttestation(attestation_lib.Attestation):
 def verifier(
     attestation: LockedAttestation | None, population: str
 ) -> secure_aggregator.VerifyIdentity | None:
-    """Makes the function that verifies devices' identity keys in secure sums.
+    """Makes the function that verifies devices' identity keys in secure sums; None if none does.
 
     It lets an Aggregator refuse a single device. Otherwise the other devices would refuse the key,
     and the whole group would be lost.
-
-    Args:
-      attestation: Verifier of tokens; None if every connection counts as a device.
-      population: Name of the population.
-
-    Returns:
-      The function for `factory.ActorFactory`; None without an attestation.
     """
     if attestation is None:
         return None

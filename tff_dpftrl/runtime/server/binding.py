@@ -30,19 +30,9 @@ def bind(
     address: str,
     limits: limits_lib.Limits,
 ) -> tuple[grpc.aio.Server, int]:
-    """Binds a service to a port; it serves when the gRPC server is started.
+    """Binds a service to host and port (0: any free one); serves once the gRPC server is started.
 
-    Args:
-      devices: The service.
-      certificate: Certificate and key of the server.
-      address: Host and port; with port 0, any free port.
-      limits: Limits on what devices may use.
-
-    Returns:
-      The gRPC server, not started, and its port.
-
-    Raises:
-      ServerError: If the address cannot be bound.
+    Returns that server and the port; raises `ServerError` if the address cannot be bound.
     """
     keepalive = int(limits.keepalive_seconds * 1000)
     server = grpc.aio.server(
@@ -66,7 +56,8 @@ def bind(
         ],
     )
     try:
-        port = server.add_secure_port(address, tls.server_credentials(certificate))
+        credentials = grpc.ssl_server_credentials([(certificate.key, certificate.certificate)])
+        port = server.add_secure_port(address, credentials)
     except RuntimeError:
         port = 0
     if not port:

@@ -1,10 +1,10 @@
-"""Learns the curve of the day from check-ins: how many devices are available at each hour of UTC.
+"""Learns from check-ins how many devices are available at each hour of UTC.
 
-A server sees those devices that it told to come. Divided by the turns that an available device had
-in the same time, their number estimates the available devices, whatever they were told. Turns of
-devices that were told under different estimates are averaged, weighted by how many of each are
-still expected. Some devices come untold, after failures for instance. The estimate then rises until
-arrivals meet the need all the same.
+A server sees the devices that it has told to come. Their number, divided by the turns of an
+available device in the same time, estimates the available devices. Devices that were told under
+different estimates are averaged, weighted by how many of each are still expected. Some devices come
+without a turn, for instance after failures. The estimate then rises until arrivals meet the need
+all the same.
 
 An estimate that is too low brings too many devices, and is corrected within minutes. One that is
 too high keeps them away for days. So an estimate rises to at most twice the number of devices that
@@ -46,31 +46,21 @@ _VERSION = 1
 
 @dataclasses.dataclass
 class _Told:
-    """Devices that got their turns from the same estimate.
+    """Devices that got their turns from the same estimate."""
 
-    Attributes:
-      steering: Pace steering that drew the turns.
-      devices: Expected number of devices that have not come since, if all are available.
-    """
-
-    steering: pace_steering.PaceSteering
+    steering: pace_steering.PaceSteering  # Pace steering that drew the turns.
+    # Expected number of devices that have not come since, if all are available.
     devices: float = 0.0
 
 
 class DayCurve:
     """Estimate of the available devices by hour of the day; for one thread.
 
-    Attributes:
-      steering: Pace steering by the present estimate.
+    `steering` is the pace steering by the present estimate. Times are in seconds since 1970.
     """
 
     def __init__(self, first: pace_steering.PaceSteering, now: float):
-        """Starts without evidence.
-
-        Args:
-          first: Pace steering to begin with.
-          now: Present time in seconds since 1970.
-        """
+        """Starts without evidence, with the pace steering `first`."""
         self.steering = self._first = first
         self._given = _available(first)
         self._step = first.period_seconds * math.ceil(_STEP_SECONDS / first.period_seconds)
@@ -99,27 +89,15 @@ class DayCurve:
         return np.minimum(estimate, _LARGEST)
 
     def came(self, now: float, count: int = 1) -> bool:
-        """Counts devices that have checked in.
-
-        Args:
-          now: Present time in seconds since 1970.
-          count: Number of devices.
-
-        Returns:
-          Whether `steering` has changed.
-        """
+        """Counts devices that have checked in; returns whether `steering` has changed."""
         has_changed = self.advance(now)
         self._came += count
         return has_changed
 
     def advance(self, now: float) -> bool:
-        """Learns from the steps that are over; to be called every minute, even if nobody comes.
+        """Learns from the steps that are over; returns whether `steering` has changed.
 
-        Args:
-          now: Present time in seconds since 1970.
-
-        Returns:
-          Whether `steering` has changed.
+        Call it every minute, even if nobody comes.
         """
         before = self.steering
         if now < self._looked_at:  # The clock was ahead, perhaps by years.
@@ -188,11 +166,7 @@ class DayCurve:
         self._told.append(_Told(self.steering))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the counts, two for each hour of the day, to a file, atomically.
-
-        Raises:
-          OSError: If the file cannot be written.
-        """
+        """Writes the counts, two for each hour of the day, to a file, atomically."""
         content = {
             "version": _VERSION,
             "looked_at": self._looked_at,
@@ -206,19 +180,10 @@ class DayCurve:
     def load(
         cls, path: str | os.PathLike[str], first: pace_steering.PaceSteering, now: float
     ) -> DayCurve:
-        """Reads a file of `save`.
+        """Reads a file of `save`; an estimate without evidence if there is no file.
 
-        Args:
-          path: Path of the file.
-          first: Pace steering to begin with where there is no evidence.
-          now: Present time in seconds since 1970.
-
-        Returns:
-          The estimate; one without evidence if there is no file.
-
-        Raises:
-          OSError: If the file cannot be read.
-          ValueError: If the file has other content.
+        Where there is no evidence, the pace steering is `first`. It raises ValueError if the file
+        has other content.
         """
         curve = cls(first, now)
         try:
@@ -247,16 +212,9 @@ class LearnedPace:
         path: pathlib.Path,
         clock: Callable[[], float],
     ):
-        """Loads the curve, and has turns drawn by it.
+        """Loads the curve, if the file exists, and has turns drawn by it.
 
-        Args:
-          pace: Source of the turns; it begins with the steering that was given.
-          path: Path of the file, which need not exist.
-          clock: Function that returns the seconds since 1970.
-
-        Raises:
-          OSError: If the file cannot be read.
-          ValueError: If the file has other content.
+        `pace` begins with the steering that was given. The clock returns the seconds since 1970.
         """
         self._pace, self._path, self._clock = pace, path, clock
         self._curve = DayCurve.load(path, pace.steering, clock())
@@ -273,11 +231,7 @@ class LearnedPace:
             self._pace.steering = self._curve.steering
 
     def save(self) -> None:
-        """Writes the file.
-
-        Raises:
-          OSError: If the file cannot be written.
-        """
+        """Writes the file."""
         self._curve.save(self._path)
 
 

@@ -16,13 +16,7 @@ class Desk:
     """Shared state of the sessions of a population.
 
     Attributes:
-      name: Name of the population.
-      tasks: Tasks of the population by name.
       selector: Address of the Selector that gets its devices.
-      observer: Callbacks for its sessions.
-      admission: Checks of its devices when they check in.
-      summaries: Bounds on the summaries of its sessions.
-      has_secure_sums: Whether a task of it has secure sums.
       opening: Its open selection, as far as known; the challenge of each session names it.
     """
 
@@ -39,14 +33,9 @@ class Desk:
     ):
         """Begins without sessions.
 
-        Args:
-          served: The population.
-          selector: Address of the Selector that gets its devices.
-          attestation: Verifier of devices' tokens; with None, every connection counts as a device.
-          server_names: Names under which devices may know the server, for their tokens.
-          limits: Limits on what devices may use.
-          clock: Function that returns the seconds since 1970.
-          randomness: Source of randomness for the pace.
+        With `attestation` None, every connection counts as a device. `server_names` are those under
+        which devices may know the server, for their tokens. The clock returns the seconds since
+        1970; the pace is drawn from `randomness`.
         """
         self.name = served.name
         self.tasks = served.tasks

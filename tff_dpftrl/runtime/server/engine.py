@@ -44,28 +44,17 @@ class RemoteActors:
     """
 
     def send(self, to: str, message: Any) -> bool:
-        """Passes a message on to another process.
+        """Passes a message on, and returns whether the address belongs to another process.
 
-        Args:
-          to: Address that is not in this process.
-          message: The message.
-
-        Returns:
-          Whether the address belongs to another process; if not, the message is undeliverable.
+        If not, the message is undeliverable.
         """
         del to, message
         return False
 
     def spawn(self, parent: str, address: str, role: Any) -> bool:
-        """Spawns an actor in another process if it belongs there; called for every `Spawn`.
+        """Spawns an actor of another process; called for every `Spawn`. Returns whether it is one.
 
-        Args:
-          parent: Address of the actor that spawns.
-          address: Address of the new actor.
-          role: Role of the new actor.
-
-        Returns:
-          Whether the actor belongs to another process; if not, the engine spawns it here.
+        If it does not, the engine spawns it here.
         """
         del parent, address, role
         return False
@@ -135,21 +124,17 @@ class Engine:
     ):
         """Stores the parts; nothing runs before `start`.
 
-        Args:
-          actors: Factories of the actors, one for each population; their permanent actors have
-            distinct addresses.
-          store: Store of all populations; used in one thread only. None where no StoreActor runs.
-          on_event: Callback for each event that an actor sends to `events.OBSERVER`. It is called
-            on the event loop with the time in seconds, the event, and the population's name.
-          permanent: Addresses of the StoreActors and Selectors that run here; all of them if None.
-          remote: Interface to the actors of other processes; there are none if None.
-          clock: Function that returns the seconds since 1970.
-          randomness: Source of the choices of Selectors, Coordinators and Aggregators; the
-            operating system's if None. It is used by several threads.
-          on_selector_lost: Callback for the address of a Selector that is lost together with its
-            list of waiting devices. The engine restarts the Selector.
-          on_actor_gone: Callback for the address of any other actor that has ended or is lost.
-            Devices that wait for its answer get none.
+        There is a factory for each population; their permanent actors have distinct addresses. The
+        store of all populations is used in one thread only. It is None where no StoreActor runs.
+        `on_event` is called on the event loop for each event that an actor sends to
+        `events.OBSERVER`, with the time in seconds, the event, and the population's name.
+        `permanent` are the addresses of the StoreActors and Selectors that run here; all of them if
+        None. The clock returns the seconds since 1970. Several threads use `randomness`, by default
+        the operating system's.
+
+        `on_selector_lost` is told the address of a Selector that is lost together with its list of
+        waiting devices; the engine restarts the Selector. `on_actor_gone` is told the address of
+        any other actor that has ended or is lost: devices that wait for its answer get none.
         """
         self._factories = {one.served.name: one for one in actors}
         self._places = {
@@ -214,10 +199,8 @@ class Engine:
     async def stop(self, seconds: float = 10.0) -> None:
         """Has the Coordinators release their leases, and ends all actors.
 
-        A running attempt is abandoned; a commit that is on its way is made first.
-
-        Args:
-          seconds: Time limit in seconds; after it, the lease ends by itself.
+        A running attempt is abandoned; a commit that is on its way is made first. After `seconds`,
+        the lease ends by itself.
         """
         self._is_stopping = True
         loop = asyncio.get_running_loop()
@@ -250,12 +233,7 @@ class Engine:
     # Messages.
 
     def connect(self, device: str, receive: Receive) -> None:
-        """Registers the connection of a device.
-
-        Args:
-          device: New address of the connection.
-          receive: Function that takes the messages for this address.
-        """
+        """Registers a device's connection at a new address; `receive` takes the messages to it."""
         self._connections[device] = receive
 
     def disconnect(self, device: str) -> None:
@@ -277,7 +255,7 @@ class Engine:
             self.undeliverable(message)
 
     def undeliverable(self, message: Any) -> None:
-        """Notifies those who wait for the answer to a message whose receiver is gone."""
+        """Notifies the actors and devices that wait for an answer to an undeliverable message."""
         if type(message) in _OF_DEVICES:
             self._refuse_late(message)
         elif type(message) is messages.Configure:  # The device disconnected in the meantime.
@@ -409,12 +387,9 @@ class Engine:
             self.spawn(effect.address, effect.role, parent.address)
 
     def spawn(self, address: str, role: Any, parent: str) -> None:
-        """Builds and starts an actor in this process.
+        """Builds and starts an actor in this process; does nothing if it exists already.
 
-        Args:
-          address: Address of the actor; nothing happens if it exists already.
-          role: Role of the actor.
-          parent: Address of the actor that is notified when this one is lost.
+        Its parent is notified when it is lost.
         """
         if self._is_stopping or address in self._members:
             return
@@ -451,11 +426,7 @@ class Engine:
             self._end(member)
 
     def end_children(self, is_lost: Callable[[str], bool]) -> None:
-        """Ends all actors with a lost parent.
-
-        Args:
-          is_lost: Function of a parent's address that returns whether the parent is lost.
-        """
+        """Ends all actors with a lost parent, as `is_lost` tells of the parent's address."""
         for child in [one for one in self._members.values() if one.parent and is_lost(one.parent)]:
             self._end(child)
 

@@ -8,10 +8,8 @@ import grpc
 class Refused(Exception):
     """The server refuses to go on with a session.
 
-    Attributes:
-      code: gRPC status with which the session ends.
-      text: Message for the device, one line.
-      reason: Reason for the observer, one of a fixed set.
+    It ends with the gRPC status `code` and the line `text` for the device. The observer gets
+    `reason`, one of a fixed set.
     """
 
     def __init__(self, code: grpc.StatusCode, text: str, reason: str):

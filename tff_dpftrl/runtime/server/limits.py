@@ -20,42 +20,35 @@ PEER_BYTES = 192  # Bytes in a message of a secure sum for each other device.
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Limits of a server; beyond them devices are sent away, and rounds go on.
+    """Limits of a server; beyond them devices are sent away, and rounds go on."""
 
-    Attributes:
-      sessions: Largest number of open sessions of all populations.
-      sessions_per_address: Largest number of open sessions of one address (IPv4), or of one network
-        of 64 bits (IPv6). None is `SESSIONS_PER_ADDRESS`, and no limit for loopback, where a fleet
-        is many devices. A number also holds for loopback.
-      sessions_per_connection: Largest number of open sessions of one connection. None is
-        `SESSIONS_PER_CONNECTION`, and no limit for loopback. A number also holds for loopback.
-      check_ins_per_second: Largest rate of check-ins that are checked, of all populations; further
-        devices are asked to come back. A second's worth of check-ins may come at once.
-      summaries_per_second: Largest rate of sessions' summaries that are counted; a second's worth
-        may come at once.
-      check_in_seconds: Time limit for the check-in of a connected device, in seconds.
-      waiting_seconds: Time after which a device that was not selected is asked to come back, in
-        seconds.
-      keepalive_seconds: Idle time after which a connection is tested, in seconds. A connection that
-        does not answer for as long again is closed.
-      sending_bytes: Largest total size of configurations that are being sent at a time, in bytes. A
-        single larger one is sent alone.
-      receiving_bytes: Largest total size of updates in parts that are being received or wait to be
-        summed, in bytes. A single larger one is received alone.
-      transfer_seconds: Time limit for receiving a configuration, and for sending an update in
-        parts, in seconds; it counts once there is room.
-    """
-
-    sessions: int = 20_000
+    sessions: int = 20_000  # Largest number of open sessions of all populations.
+    # Largest number of open sessions of one address (IPv4), or of one network of 64 bits (IPv6).
+    # None is `SESSIONS_PER_ADDRESS`, and no limit for loopback, where a fleet is many devices. A
+    # number also holds for loopback.
     sessions_per_address: int | None = None
+    # Largest number of open sessions of one connection. None is `SESSIONS_PER_CONNECTION`, and no
+    # limit for loopback. A number also holds for loopback.
     sessions_per_connection: int | None = None
+    # Largest rate of check-ins that are checked, of all populations; further devices are asked to
+    # come back. A second's worth of check-ins may come at once.
     check_ins_per_second: float = 10_000.0
+    # Largest rate of sessions' summaries that are counted; a second's worth may come at once.
     summaries_per_second: float = 1_000.0
-    check_in_seconds: float = 10.0
+    check_in_seconds: float = 10.0  # Time limit for the check-in of a connected device, in seconds.
+    # Time after which a device that was not selected is asked to come back, in seconds.
     waiting_seconds: float = 3600.0
+    # Idle time after which a connection is tested, in seconds. A connection that does not answer
+    # for as long again is closed.
     keepalive_seconds: float = 30.0
+    # Largest total size of configurations that are being sent at a time, in bytes. A single larger
+    # one is sent alone.
     sending_bytes: int = 1 << 28
+    # Largest total size of updates in parts that are being received or wait to be summed, in bytes.
+    # A single larger one is received alone.
     receiving_bytes: int = 1 << 29
+    # Time limit for receiving a configuration, and for sending an update in parts, in seconds; it
+    # counts once there is room.
     transfer_seconds: float = 120.0
 
     def __post_init__(self):
@@ -70,11 +63,7 @@ class Limits:
                 validation.positive(field.name, getattr(self, field.name))
 
     def session_limits(self, is_loopback: bool) -> tuple[int | None, int | None]:
-        """Returns the session limits of one address and of one connection; None is no limit.
-
-        Args:
-          is_loopback: Whether the address is this machine itself.
-        """
+        """Returns the session limits of one address and of one connection; None is no limit."""
         given = self.sessions_per_address, self.sessions_per_connection
         if is_loopback:
             return given
@@ -85,12 +74,7 @@ class TokenBucket:
     """Rate limit that lets a second's worth pass at once."""
 
     def __init__(self, per_second: float, clock: Callable[[], float]):
-        """Begins full.
-
-        Args:
-          per_second: Largest rate, per second.
-          clock: Function that returns seconds and never goes back.
-        """
+        """Begins full; the clock returns seconds and never goes back."""
         self._rate = validation.positive("per_second", per_second)
         self._most = max(1.0, per_second)
         self._clock = clock
@@ -123,11 +107,8 @@ class Quota:
     ):
         """Begins with all places free.
 
-        Args:
-          places: Number of places of all populations together.
-          per_second: Largest rate of arrivals of all populations together, per second.
-          shares: Share that each population has for itself, by name; at most 1 together.
-          clock: Function that returns seconds and never goes back.
+        `places` and `per_second` are for all populations together. `shares`, at most 1 together,
+        are what each population has for itself. The clock returns seconds and never goes back.
         """
         self._own = {name: int(share * places) for name, share in shares.items()}
         self._common = places - sum(self._own.values())

@@ -18,17 +18,11 @@ _IPV6_NETWORK = 64  # Bits: a host has all addresses of its network.
 
 
 class Peer(NamedTuple):
-    """Other end of a session, under keyed hashes that are new with each start of the server.
+    """Other end of a session, under keyed hashes that are new with each start of the server."""
 
-    Attributes:
-      address: Hash of its IPv4 address or IPv6 network.
-      connection: Hash of its connection.
-      is_loopback: Whether it is on this machine.
-    """
-
-    address: str
+    address: str  # Hash of its IPv4 address or IPv6 network.
     connection: str
-    is_loopback: bool
+    is_loopback: bool  # Whether it is on this machine.
 
     @property
     def source(self) -> str:
@@ -47,26 +41,15 @@ class Peers:
     """
 
     def __init__(self, limits: limits_lib.Limits):
-        """Begins without sessions.
-
-        Args:
-          limits: Limits on what devices may use.
-        """
+        """Begins without sessions."""
         self._limits = limits
         self._key = os.urandom(32)
         self._open: collections.Counter[str] = collections.Counter()
 
     def enter(self, peer: str) -> Peer:
-        """Counts a session that opens.
+        """Counts a session that opens from a peer in gRPC's form, such as "ipv4:192.0.2.1:5000".
 
-        Args:
-          peer: The other end as gRPC writes it, such as "ipv4:192.0.2.1:5000".
-
-        Returns:
-          The peer, for `leave`.
-
-        Raises:
-          Refused: If its address or its connection has reached the limit of open sessions.
+        It raises `Refused` if the address or connection has reached the limit of open sessions.
         """
         address, is_loopback = network(peer)
         names = Peer(self._name(address), self._name(peer), is_loopback)
@@ -94,14 +77,10 @@ class Peers:
 
 
 def network(peer: str) -> tuple[str, bool]:
-    """Finds the address whose sessions are counted.
+    """Finds the address whose sessions are counted, and whether it is this machine itself.
 
-    Args:
-      peer: Other end of a connection as gRPC writes it.
-
-    Returns:
-      A pair. First, the IPv4 address or the IPv6 network of 64 bits, or the kind of another
-      connection, like a Unix socket. Second, whether it is this machine itself.
+    The peer is in gRPC's form. The address is IPv4, an IPv6 network of 64 bits, or the kind of
+    another connection, like a Unix socket.
     """
     kind, _, rest = urllib.parse.unquote(peer).partition(":")
     host = rest.rpartition(":")[0].strip("[]").partition("%")[0]

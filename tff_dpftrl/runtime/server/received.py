@@ -22,15 +22,9 @@ _LEAST_PART = 16  # Bytes of the smallest message that is parsed without a copy.
 
 @dataclasses.dataclass(frozen=True)
 class LargeReport:
-    """A report whose update came in parts, in place of a `wire_pb2.Report`.
+    """A report whose untrusted update came in parts, in place of a `wire_pb2.Report`.
 
     A message of Protocol Buffers would copy the update once more, and again whenever it is read.
-
-    Attributes:
-      update: Serialised tensors of the update. Untrusted.
-      strides: First participation vector.
-      times: Second participation vector.
-      scales: Scales of the tensors that are sent as integers. Untrusted.
     """
 
     update: bytearray = dataclasses.field(repr=False)
@@ -44,18 +38,10 @@ class LargeReport:
 
 
 def parse(raw: Any, kinds: tuple[str, ...], most_bytes: int) -> wire_pb2.FromDevice:
-    """Parses a message of a device.
+    """Parses untrusted bytes of a device, or `END`; raises `Refused` if they are no such message.
 
-    Args:
-      raw: Bytes that the device sent, or `END`. Untrusted.
-      kinds: Fields of `wire_pb2.FromDevice` that may be set; messages call it by the first one.
-      most_bytes: Largest size of the message in bytes.
-
-    Returns:
-      The message.
-
-    Raises:
-      Refused: If the message is too large, of another kind, or cannot be read.
+    One of the fields `kinds` of `wire_pb2.FromDevice` must be set; error messages call it by the
+    first one. It may have `most_bytes` bytes.
     """
     name = kinds[0].replace("_", "-")
     if raw is END:
@@ -78,11 +64,7 @@ def parse(raw: Any, kinds: tuple[str, ...], most_bytes: int) -> wire_pb2.FromDev
 
 
 def is_plan_wanted(raw: Any) -> bool:
-    """Returns whether a message of a device asks for the plan.
-
-    Args:
-      raw: Bytes that the device sent, or `END`. Untrusted.
-    """
+    """Returns whether an untrusted message of a device, or `END`, asks for the plan."""
     if raw is END or len(raw) > _MOST_QUESTION:
         return False
     try:
@@ -104,19 +86,10 @@ def too_large(name: str, most_bytes: int) -> Refused:
 async def read_parts(
     context: grpc.aio.ServicerContext, first: bytes, most_bytes: int, last: str
 ) -> tuple[wire_pb2.FromDevice, bytearray]:
-    """Reads the parts of a large update, and the message that ends them.
+    """Reads the parts of a large update; returns the message that ends them, and the parts joined.
 
-    Args:
-      context: Stream of the session.
-      first: First part.
-      most_bytes: Largest size of all parts and the last message together, in bytes.
-      last: Kind of the message that ends the parts.
-
-    Returns:
-      The message that ends the parts, and the parts joined.
-
-    Raises:
-      Refused: If they are too large, or the device sends something else.
+    They may have `most_bytes` bytes together. It raises `Refused` if they are too large, or the
+    device sends something else.
     """
     parts, num_small = bytearray(first), 0  # It grows where it is.
     while True:

@@ -25,13 +25,9 @@ Answer: TypeAlias = messages.ReportAccepted | messages.ReportRefused
 
 
 def most_bytes(task: served_task.ServedTask) -> int:
-    """Computes the largest size of a message with a share for each other device of a group.
+    """Computes the largest size in bytes of a message with a share for each other device.
 
-    Args:
-      task: The task.
-
-    Returns:
-      The size in bytes; 0 if the task's reports are in the clear.
+    It is 0 if the task's reports are in the clear.
     """
     secure_sum = task.task.secure_sum
     if secure_sum is None:
@@ -40,12 +36,7 @@ def most_bytes(task: served_task.ServedTask) -> int:
 
 
 class SecureConversation:
-    """Conversation with one device, up to the answer to its report.
-
-    Attributes:
-      num_bytes: Number of bytes received so far.
-      num_bytes_sent: Number of bytes sent so far.
-    """
+    """Conversation with one device, up to the answer to its report; it counts the bytes."""
 
     def __init__(
         self,
@@ -59,18 +50,10 @@ class SecureConversation:
         transfer_ends: Callable[[], float],
         first: Any,
     ):
-        """Begins with a message that was read already.
+        """Begins with an untrusted message that was read already.
 
-        Args:
-          session: The session.
-          context: Stream of the session.
-          task: Task that the device takes part in.
-          attempt: Name of the attempt.
-          deliver: Function that puts a message into an actor's mailbox, given its address.
-          receiving: Room for vectors that come in parts.
-          transfer_ends: Function that returns the deadline of a transfer that begins now, in
-            seconds of the event loop's clock.
-          first: First message of the device, as it was read. Untrusted.
+        `deliver` puts a message into the mailbox of an actor's address. `transfer_ends` returns the
+        deadline of a transfer that begins now, in seconds of the event loop's clock.
         """
         self.num_bytes = self.num_bytes_sent = 0
         self._first: Any = first
@@ -82,13 +65,9 @@ class SecureConversation:
         self._of_vector = limits_lib.MESSAGE_MARGIN_BYTES + task.largest_report_bytes
 
     async def take(self) -> Answer:
-        """Passes messages on, in both directions.
+        """Passes messages on, in both directions, and returns the answer to the report.
 
-        Returns:
-          The answer to the report.
-
-        Raises:
-          Refused: If the device sends something else.
+        It raises `Refused` if the device sends something else.
         """
         for step in itertools.count():
             answer = await self._step(step)

@@ -1,8 +1,8 @@
-"""A population of a server: its tasks, its pace, and its share of what populations have in common.
+"""A population of a server: its tasks, its pace, and its share of sessions and check-ins.
 
-A server has several populations, one of them at least. They share its port, its threads and its
-store. In every Selector's process each has a Selector of its own, and each has its Coordinator and
-its lease, so that none waits for the rounds of another.
+The populations of a server share its port, its threads and its store. Each has a Selector of its
+own in every Selector's process, and a Coordinator and a lease of its own, so that none waits for
+the rounds of another.
 """
 
 from __future__ import annotations
@@ -19,21 +19,15 @@ from tff_dpftrl.runtime.server import served_task
 
 @dataclasses.dataclass(frozen=True)
 class ServedPopulation:
-    """A population in the form that actors and the devices' service take.
+    """A population in the form that actors and the devices' service take."""
 
-    Attributes:
-      population: Population with the tasks' settings of rounds.
-      tasks: Tasks of the population, by name.
-      pace: Pace steering, which says when devices are to check in again.
-      observer: Callbacks for events and counts of this population.
-      share: Share of sessions and check-ins that other populations leave to this one; None for an
-        even part of one half of them.
-    """
-
-    population: population_lib.Population
+    population: population_lib.Population  # Population with the tasks' settings of rounds.
     tasks: Mapping[str, served_task.ServedTask]
-    pace: selector.Pace
+    pace: selector.Pace  # Pace steering, which says when devices are to check in again.
+    # Callbacks for events and counts of this population.
     observer: observer_lib.Observer = dataclasses.field(default_factory=observer_lib.Observer)
+    # Share of sessions and check-ins that other populations leave to this one; None for an even
+    # part of one half of them.
     share: float | None = None
 
     def __post_init__(self):
@@ -53,11 +47,7 @@ class ServedPopulation:
 
 
 def check(populations: Sequence[ServedPopulation]) -> None:
-    """Refuses populations that one server cannot have.
-
-    Raises:
-      ValueError: If there is none, one is given twice, or the shares are not those of a whole.
-    """
+    """Raises ValueError for populations that one server cannot have."""
     names = [one.name for one in populations]
     if not names or len(set(names)) != len(names):
         raise validation.UsageError(
@@ -67,16 +57,9 @@ def check(populations: Sequence[ServedPopulation]) -> None:
 
 
 def shares(populations: Sequence[ServedPopulation]) -> dict[str, float]:
-    """Computes the share that each population has for itself.
+    """Computes the share that each population has for itself; the rest is for whoever comes first.
 
-    Args:
-      populations: All populations of a server.
-
-    Returns:
-      The shares by name; what they leave is for whoever comes first.
-
-    Raises:
-      ValueError: If they are not in [0, 1], more than 1 together, or leave a population nothing.
+    It raises ValueError for a share out of [0, 1], a sum above 1, or a population without a share.
     """
     alone = len(populations) == 1
     even = 0.0 if alone else 0.5 / len(populations)
@@ -101,9 +84,6 @@ def shares(populations: Sequence[ServedPopulation]) -> dict[str, float]:
 def address(place: str, name: str, populations: Sequence[ServedPopulation]) -> str:
     """Returns the address of a population's actor where each population has one.
 
-    Args:
-      place: Address that the actor of a single population has.
-      name: Name of the population.
-      populations: All populations of the server.
+    The actor of a single population has the address `place`.
     """
     return place if len(populations) == 1 else f"{place}/{name}"

@@ -35,24 +35,18 @@ ServerError = binding.ServerError
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
-    """Address of a server, its certificate, and the devices and traffic that it lets in.
+    """Address of a server, its certificate, and the devices and traffic that it lets in."""
 
-    Attributes:
-      certificate: File of the server's certificate in PEM.
-      key: File of the certificate's private key in PEM.
-      attestation: Verifier of devices' tokens; with None, every connection counts as a device.
-      limits: Limits on what devices may use.
-      address: Host and port to listen on; with port 0, any free port.
-      names: Names under which devices may know the server, for their tokens; those in the
-        certificate if empty.
-    """
-
-    certificate: str | os.PathLike[str]
-    key: str | os.PathLike[str]
+    certificate: str | os.PathLike[str]  # File of the server's certificate in PEM.
+    key: str | os.PathLike[str]  # File of the certificate's private key in PEM.
     _: dataclasses.KW_ONLY
+    # Verifier of devices' tokens; with None, every connection counts as a device.
     attestation: attestation_lib.Attestation | None
-    limits: limits_lib.Limits = limits_lib.Limits()
+    limits: limits_lib.Limits = limits_lib.Limits()  # Limits on what devices may use.
+    # Host and port to listen on; with port 0, any free port.
     address: str = addresses.DEFAULT_ADDRESS
+    # Names under which devices may know the server, for their tokens; those in the certificate if
+    # empty.
     names: Sequence[str] = ()
 
 
@@ -75,18 +69,9 @@ class Server:
     ):
         """Sets a server up; nothing runs, and nothing is bound, before `start`.
 
-        Args:
-          populations: The populations; the store must have their tasks.
-          store: Store of the populations' leases and commits; `stop` leaves it open.
-          endpoint: Address to listen on, certificate, and what is let in there.
-          clock: Function that returns the seconds since 1970.
-          randomness: Source of choices among devices; the operating system's if None.
-          progress: Callback for progress lines of `start`, while it waits for a lease.
-
-        Raises:
-          ValueError: If the populations cannot be served together, or the certificate or key
-            cannot be used.
-          OSError: If the certificate or key cannot be read.
+        The store must have the populations' tasks; `stop` leaves it open. The clock returns the
+        seconds since 1970. `randomness`, by default the operating system's, decides choices among
+        devices. `progress` gets the lines of `start`, while it waits for a lease.
         """
         served_population.check(populations)
         self._populations = tuple(populations)
@@ -121,19 +106,7 @@ class Server:
         observer: observer_lib.Observer | None = None,
         **options: Any,
     ) -> Server:
-        """Sets up a server of one population.
-
-        Args:
-          population: The population.
-          tasks: The population's tasks by name.
-          store: Store of the population's lease and commits.
-          pace: Function that draws when a device is to check in again.
-          observer: Callbacks for events and counts; none if None.
-          **options: Further arguments of `Server`.
-
-        Returns:
-          The server, not started.
-        """
+        """Sets up a server of one population; `options` are further arguments of `Server`."""
         observer = observer_lib.Observer() if observer is None else observer
         served = served_population.ServedPopulation(population, tasks, pace, observer)
         return cls([served], store, **options)
@@ -148,11 +121,8 @@ class Server:
 
         If another server holds a lease, it waits until the lease ends, unless that server's process
         is known to have ended. If the lease is renewed in the meantime, its holder lives, and this
-        raises an error.
-
-        Raises:
-          ServerError: If another server leads a population, the store cannot be used or lacks
-            tasks, or the address cannot be bound.
+        raises `ServerError`. So it does if the store cannot be used or lacks tasks, or the address
+        cannot be bound.
         """
         populations = self._populations
         actors = [

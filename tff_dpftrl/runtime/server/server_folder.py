@@ -35,11 +35,7 @@ from tff_dpftrl.runtime.plans import signing
 
 @dataclasses.dataclass(frozen=True)
 class ServerFolder:
-    """Folder of a server, and the paths of its files.
-
-    Attributes:
-      path: Path of the folder.
-    """
+    """Folder of a server, and the paths of its files."""
 
     path: pathlib.Path
 
@@ -101,16 +97,10 @@ class ServerFolder:
     ) -> None:
         """Makes the missing files, for this user only.
 
-        Args:
-          names: Names and addresses that devices connect to, all of them in the certificate. None
-            for those of a certificate that is there, and of loopback in a new one.
-          certificate: Whether a certificate is needed.
-          issuer: Whether a key that makes attestation tokens is needed.
-
-        Raises:
-          ValueError: If a certificate that is there lacks a name, or other users may use the
-            private key that makes tokens.
-          OSError: If the folder cannot be written.
+        `names` are the names and addresses that devices connect to, all of them in the certificate.
+        None: those of a certificate that is there, or loopback in a new one. It raises ValueError
+        if a certificate that is there lacks a name, or other users may use the private key that
+        makes tokens.
         """
         if certificate and self.certificate.exists():
             self._check_names(names or ())
@@ -136,14 +126,7 @@ class ServerFolder:
             )
 
     def keep_plan_keys(self, keys: Iterable[ed25519.Ed25519PublicKey]) -> None:
-        """Writes the public keys of tasks for devices, named by their hashes.
-
-        Args:
-          keys: The keys.
-
-        Raises:
-          OSError: If the folder cannot be written.
-        """
+        """Writes the public keys of tasks for devices, named by their hashes."""
         folder = self.path / "plan_keys"
         folder.mkdir(exist_ok=True)
         for key in keys:
@@ -154,12 +137,7 @@ class ServerFolder:
     def keep_rounds(self, done: Mapping[str, tuple[str, int]]) -> None:
         """Records how many rounds are committed, for `check_rounds`.
 
-        Args:
-          done: Hash of the server's plan and number of committed rounds, by population and task,
-            "population/task".
-
-        Raises:
-          OSError: If the folder cannot be written.
+        `done` has the hash of the server's plan and the number, by "population/task".
         """
         kept = {**self._known_rounds(), **{task: list(values) for task, values in done.items()}}
         durable_files.write(self.rounds, (json.dumps(kept) + "\n").encode())
@@ -167,17 +145,8 @@ class ServerFolder:
     def check_rounds(self, population: str, task: str, plan: str, rounds_done: int) -> None:
         """Refuses a store that was set back: its rounds would be released a second time.
 
-        What both times show together costs more privacy than the task's statement says.
-
-        Args:
-          population: Name of the population.
-          task: Name of the task.
-          plan: Hash of the server's plan of the task.
-          rounds_done: Number of committed rounds in the store.
-
-        Raises:
-          ValueError: If more rounds are recorded than the store has.
-          OSError: If the folder cannot be read.
+        What both times show together costs more privacy than the task's statement says. It raises
+        ValueError if more rounds of the plan (a hash) are recorded than the store has.
         """
         recorded = self._known_rounds()  # Before there were populations, by task only.
         known_plan, known = recorded.get(f"{population}/{task}", recorded.get(task, ["", 0]))
@@ -185,7 +154,8 @@ class ServerFolder:
             raise validation.UsageError(
                 f"The store has {rounds_done} rounds of the task {task!r}, and {known} were "
                 "committed and released: it was set back, by a backup for instance. Rounds that "
-                "are made twice cost privacy that no statement counts. Bring the newer store back, "
+                "are made twice cost privacy that no statement counts; those of a task of version "
+                "0.4 have the same noise, and reveal sums. Bring the newer store back, "
                 f"or make the task anew; {self.rounds} holds the number."
             )
 
@@ -208,12 +178,8 @@ class ServerFolder:
     def write_endpoint(self, devices: str, status_page: str) -> None:
         """Writes the addresses of the running server; `remove_endpoint` removes them.
 
-        Args:
-          devices: Host and port of the devices' service; several are separated by commas.
-          status_page: URL of the status page.
-
-        Raises:
-          OSError: If the folder cannot be written.
+        Several HOST:PORT of the devices' service are separated by commas; the status page has a
+        URL.
         """
         written = {"devices": devices, "status_page": status_page}
         durable_files.write(self.endpoint, (json.dumps(written) + "\n").encode())
@@ -225,8 +191,7 @@ class ServerFolder:
     def address(self) -> str:
         """Reads host and port of a running server's service; several are separated by commas.
 
-        Raises:
-          ValueError: If no server runs with the folder, or the file is damaged.
+        It raises ValueError if no server runs with the folder.
         """
         try:
             return str(json_text.parse(self.endpoint.read_text(encoding="utf-8"))["devices"])

@@ -66,18 +66,12 @@ class Service:
     ):
         """Begins without sessions, on the running event loop.
 
-        Args:
-          populations: The populations.
-          engine: Engine that runs the actors.
-          selector_address: Address of the Selector that gets this service's devices; with several
-            populations, of their Selectors (`served_population.address`).
-          attestation: Verifier of devices' tokens; with None, every connection counts as a device.
-          server_names: Names under which devices may know the server, for their tokens.
-          limits: Limits on what devices may use.
-          clock: Function that returns the seconds since 1970.
-          randomness: Source of randomness for the populations' pace.
-          device_prefix: Prefix of devices' addresses. Where there are several services, no other
-            one and no earlier start may have it.
+        `selector_address` is that of the Selector that gets this service's devices; with several
+        populations, of their Selectors (`served_population.address`). With `attestation` None,
+        every connection counts as a device. `server_names` are those under which devices may know
+        the server, for their tokens. The clock returns the seconds since 1970. `device_prefix`
+        begins devices' addresses. Where there are several services, no other one and no earlier
+        start may have it.
         """
         self._device_prefix = device_prefix
         self._engine = engine
@@ -163,11 +157,7 @@ class Service:
                 session.receive(lost)
 
     def actor_gone(self, address: str) -> None:
-        """Refuses the devices of an Aggregator that is gone, in a secure sum.
-
-        Args:
-          address: Address of the actor that is gone.
-        """
+        """Refuses the devices of an Aggregator that is gone, in a secure sum."""
         if not any(desk.has_secure_sums for desk in self._desks.values()):
             return
         for session in self._sessions.values():
@@ -175,11 +165,7 @@ class Service:
                 self._refuse_late(session)
 
     def actors_lost(self, are_lost: Callable[[str], bool]) -> None:
-        """Refuses all devices of Aggregators of a lost process.
-
-        Args:
-          are_lost: Function of an Aggregator's address that returns whether it is lost.
-        """
+        """Refuses all devices of the Aggregators whose addresses `are_lost` holds for."""
         for session in self._sessions.values():
             if session.report_to and are_lost(session.report_to):
                 self._refuse_late(session)
@@ -190,11 +176,7 @@ class Service:
     # A session.
 
     def _desk_of(self, context: grpc.aio.ServicerContext) -> desk_lib.Desk:
-        """Returns the desk of the population that a call names.
-
-        Raises:
-          Refused: If there is no such population, or the call names none of several.
-        """
+        """Returns the desk of the population that a call names, or raises `Refused`."""
         if len(self._desks) == 1:  # The check-in names it, too.
             return self._first
         for key, value in context.invocation_metadata() or ():

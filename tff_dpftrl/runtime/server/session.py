@@ -30,14 +30,9 @@ class Session:
     """State of a session, and its mailbox.
 
     Attributes:
-      address: Address to which actors send messages for this device.
-      desk: Desk of the session's population.
-      phase: Current phase.
       deadline: Time at which the phase is over, in seconds of the event loop's clock.
-      report_to: Address of the Aggregator that is notified when the session ends; empty if there
-        is none.
-      is_in_secure_sum: Whether the device's report is summed securely.
-      is_noise_party: Whether it is the session of a noise party, which is no device.
+      report_to: Address of the Aggregator that is notified when the session ends; empty if there is
+        none.
       is_writing: Whether a message is on its way to the device, so that no other can be sent.
       peer: Other end of the connection; None before it is counted.
     """
@@ -59,13 +54,7 @@ class Session:
     )
 
     def __init__(self, address: str, deadline: float, desk: desk_lib.Desk):
-        """Begins a session of the running asyncio task.
-
-        Args:
-          address: New address of the session.
-          deadline: Time at which the first phase is over, in seconds of the event loop's clock.
-          desk: Desk of the session's population.
-        """
+        """Begins a session of the running asyncio task, at a new address."""
         coroutine = asyncio.current_task()
         if coroutine is None:
             raise RuntimeError("A session must be made in an asyncio task.")
@@ -121,12 +110,7 @@ class Session:
         self._inbox.appendleft(message)
 
     async def write(self, context: grpc.aio.ServicerContext, content: bytes) -> None:
-        """Sends a message; if it is interrupted, `is_writing` stays True.
-
-        Args:
-          context: The session's stream.
-          content: Serialised message.
-        """
+        """Sends a serialised message; if it is interrupted, `is_writing` stays True."""
         self.is_writing = True
         await context.write(content)
         self.is_writing = False

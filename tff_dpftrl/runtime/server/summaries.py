@@ -1,7 +1,7 @@
 """Summaries that devices send of their sessions: parsed, range-checked, and bounded in number.
 
-A summary names neither device nor session, and comes without a token. So anybody may send one of
-a session that never was. But no more summaries are counted than there were sessions.
+A summary names neither device nor session, and comes without a token. So anybody may send a summary
+of a session that never was. But no more summaries are counted than there were sessions.
 """
 
 from __future__ import annotations
@@ -29,17 +29,10 @@ _NAME = re.compile(r"[\w.+-]{1,32}", re.ASCII)
 
 
 def parse(raw: bytes, populations: Container[str]) -> wire_pb2.SessionSummary:
-    """Parses a summary.
+    """Parses an untrusted summary; its shape is one of `session_shape.SHAPES`, or `OTHER`.
 
-    Args:
-      raw: Bytes that a device sent. Untrusted.
-      populations: Names of the populations that are served.
-
-    Returns:
-      The summary; its shape is one of `session_shape.SHAPES`, or `OTHER`.
-
-    Raises:
-      Refused: If the summary is too large, unreadable, of another population or out of range.
+    It raises `Refused` if the summary is too large, unreadable, of another population or out of
+    range.
     """
     if len(raw) > limits.SUMMARY_BYTES:
         raise Refused(
@@ -75,12 +68,9 @@ class Share:
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float]):
-        """Begins without room.
+        """Begins without room; room is kept for at least `seconds`, and less than twice as long.
 
-        Args:
-          seconds: Time in seconds for which room is kept at least; it is kept for less than twice
-            as long.
-          clock: Function that returns seconds and never goes back.
+        The clock returns seconds and never goes back.
         """
         self._seconds = seconds
         self._clock = clock
@@ -115,12 +105,7 @@ class Shares:
     """Bounds on summaries, separately for sessions that got a plan and for all others."""
 
     def __init__(self, seconds: float, clock: Callable[[], float]):
-        """Begins without room.
-
-        Args:
-          seconds: Longest time from the beginning of a session to its summary, in seconds.
-          clock: Function that returns seconds and never goes back.
-        """
+        """Begins without room; a summary comes at most `seconds` after its session began."""
         self._opened, self._configured = Share(seconds, clock), Share(seconds, clock)
 
     def session_opened(self) -> None:
@@ -132,14 +117,7 @@ class Shares:
         self._configured.add()
 
     def check(self, summary: wire_pb2.SessionSummary) -> None:
-        """Takes the room of a summary.
-
-        Args:
-          summary: Summary that `parse` returned.
-
-        Raises:
-          Refused: If as many summaries of its kind were counted as there were sessions.
-        """
+        """Takes the room of a parsed summary; raises `Refused` if its kind has none left."""
         has_plan = session_table.got_plan(summary.shape)
         if not (self._configured if has_plan else self._opened).take():
             raise Refused(

@@ -56,14 +56,7 @@ class Access:
             )
 
     def check(self, host: str) -> None:
-        """Refuses an address that other machines can reach, unless the rules allow them.
-
-        Args:
-          host: Address or name at which the page should listen.
-
-        Raises:
-          ValueError: If `host` is not loopback, there is no token, and the page is not open.
-        """
+        """Refuses an address that other machines can reach, without a token or `is_open`."""
         if not addresses.is_loopback(host) and self.token is None and not self.is_open:
             raise validation.UsageError(
                 f"host={host!r} is for other machines: give a token, or is_open if everybody who "
@@ -73,10 +66,8 @@ class Access:
     def knows(self, name: str, listening: str, reached: str) -> bool:
         """Returns whether the page answers to a name.
 
-        Args:
-          name: Host of the request, in lower case, without port and brackets.
-          listening: Address or name at which the page listens.
-          reached: Address of this machine to which the reader is connected.
+        The name is a host in lower case, without port and brackets. The page listens at
+        `listening`, and the reader is connected to the address `reached`.
         """
         known = {listening.lower(), reached, *(given.lower().strip("[]") for given in self.names)}
         if addresses.is_loopback(listening) or addresses.is_loopback(reached):
@@ -84,11 +75,7 @@ class Access:
         return name in known
 
     def admits(self, authorization: str) -> bool:
-        """Returns whether a request has the token, if one is needed.
-
-        Args:
-          authorization: `Authorization` header of the request; empty if it has none.
-        """
+        """Returns whether an `Authorization` header has the token, if one is needed."""
         if self.token is None:
             return True
         scheme, _, credentials = authorization.partition(" ")
@@ -104,18 +91,7 @@ class Access:
 
 
 def token_of(path: str | os.PathLike[str]) -> str:
-    """Reads the token in a file, or creates the file with a random token.
-
-    Args:
-      path: Path of the file. A new one has mode 0600.
-
-    Returns:
-      The token.
-
-    Raises:
-      ValueError: If other users may read the file, or it holds no token.
-      OSError: If the file cannot be read or written.
-    """
+    """Returns the token in a file for its owner only; creates it with a random one (mode 0600)."""
     path = pathlib.Path(path)
     if not path.exists():
         private_files.make_folder(path.parent)

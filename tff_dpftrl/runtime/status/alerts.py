@@ -1,7 +1,7 @@
 """Alerts for the operator, from a comparison of the newest figures with earlier ones.
 
-The comparison uses the coarsest resolution of `time_series` with enough earlier steps: the
-week's, otherwise the day's, otherwise the minutes'.
+The comparison uses the longest window with enough earlier steps: the week, otherwise the day,
+otherwise ten minutes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from tff_dpftrl.runtime.status import bounded_counts, task_figures, time_series
+from tff_dpftrl.runtime.status import counters, task_figures
 from tff_dpftrl.runtime.status import observations as observations_lib
 
 # Number of newest steps, and smallest number of earlier steps that form the baseline: two hours
@@ -59,14 +59,7 @@ KINDS = ("no_leader", "no_round", "few_rounds", "too_few_devices", "store", "unt
 
 
 def find(seen: observations_lib.Observations) -> list[Alert]:
-    """Checks all rules.
-
-    Args:
-      seen: Observations of the server.
-
-    Returns:
-      Present alerts, those of the population first.
-    """
+    """Returns the present alerts, those of the population first."""
     now = seen.now()
     alerts = []
     if not seen.epoch and now - seen.started_at > 2 * seen.served.lease_seconds:
@@ -115,7 +108,7 @@ def _untested(seen: observations_lib.Observations, tested: tuple[str, ...]) -> l
         return []
     minors = set(map(_minor, tested))
     told = [version for version, _ in seen.versions["tensorflow"].items()]
-    return [one for one in told if one != bounded_counts.OTHER and _minor(one) not in minors]
+    return [one for one in told if one != counters.OTHER and _minor(one) not in minors]
 
 
 def _minor(version: str) -> tuple[str, ...]:
@@ -143,7 +136,7 @@ def _deviations(seen: observations_lib.Observations) -> list[Alert]:
 
 
 def _share(
-    window: time_series.Window, part: str, whole: tuple[str, ...], steps: slice
+    window: counters.Window, part: str, whole: tuple[str, ...], steps: slice
 ) -> tuple[float, float] | None:
     """Computes a share and the number of cases; None if there are too few cases."""
     cases = sum(float(window.values[name][steps].sum()) for name in whole)
@@ -157,14 +150,14 @@ def _share_alert(
     text: str,
     newest: tuple[float, float],
     usual: tuple[float, float],
-    window: time_series.Window,
+    window: counters.Window,
 ) -> list[Alert]:
     share, cases = newest
     expected, earlier = usual
     error = math.sqrt(max(expected * (1 - expected), 1 / earlier) * (1 / cases + 1 / earlier))
     if share - expected <= max(_MIN_SHIFT, _STANDARD_ERRORS * error):
         return []
-    length = _length(window, _NEWEST[window.resolution.name])
+    length = _length(window, _NEWEST[window.name])
     before = _length(window, len(window.values["sessions"]))
     sentence = (
         f"{_percent(share)} {text} (last {length}); usual in the last {before}: "
@@ -174,7 +167,7 @@ def _share_alert(
 
 
 def _few_rounds(
-    seen: observations_lib.Observations, window: time_series.Window, newest: int
+    seen: observations_lib.Observations, window: counters.Window, newest: int
 ) -> list[Alert]:
     """Checks for fewer rounds than in nearly all earlier stretches of the same length."""
     if all(task.is_over for task in seen.tasks.values()):
@@ -182,7 +175,7 @@ def _few_rounds(
     committed = window.values["committed"]
     stretches = np.convolve(committed, np.ones(newest), mode="valid")
     now, before = stretches[-1], stretches[:-newest]
-    hours = newest * window.resolution.step / 3600
+    hours = newest * window.step / 3600
     usual = float(np.median(before))
     # Traffic varies over the day: the threshold is half of the quietest stretches.
     threshold = float(np.quantile(before, 0.05)) / 2
@@ -196,8 +189,8 @@ def _few_rounds(
     return [Alert("few_rounds", "", text)]
 
 
-def _length(window: time_series.Window, num_steps: int) -> str:
-    return duration(num_steps * window.resolution.step)
+def _length(window: counters.Window, num_steps: int) -> str:
+    return duration(num_steps * window.step)
 
 
 def duration(seconds: float) -> str:

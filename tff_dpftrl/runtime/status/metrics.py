@@ -11,7 +11,7 @@ from prometheus_client import core
 from prometheus_client.registry import Collector
 
 from tff_dpftrl.runtime.device import session_shape
-from tff_dpftrl.runtime.status import alerts, bounded_counts, distribution, task_figures
+from tff_dpftrl.runtime.status import alerts, counters, task_figures
 from tff_dpftrl.runtime.status import observations as observations_lib
 
 _PREFIX = "tff_dpftrl_"
@@ -22,13 +22,7 @@ def registry(
 ) -> prometheus_client.CollectorRegistry:
     """Creates a registry whose metrics are computed at each scrape.
 
-    Args:
-      seen: Observations of the server.
-      privacy: Returns the known privacy figures by task, each like `{"epsilon": ...}`. Epsilon
-        is None without a guarantee.
-
-    Returns:
-      The registry, for `prometheus_client.generate_latest`.
+    `privacy` returns the known figures by task, each with "epsilon": None without a guarantee.
     """
     created = prometheus_client.CollectorRegistry(auto_describe=False)
     created.register(_Collector(seen, privacy))
@@ -193,7 +187,7 @@ class _Collector(Collector):
 
     def _summaries(self) -> Iterator[core.Metric]:
         counts = dict(self._seen.reported_shapes.items())
-        shapes = sorted(session_shape.SHAPES) + [bounded_counts.OTHER]
+        shapes = sorted(session_shape.SHAPES) + [counters.OTHER]
         yield _counters(
             "session_shapes",
             "Sessions that devices reported, by shape.",
@@ -246,20 +240,18 @@ def _filled(metric: core.Metric, values: Mapping[tuple[str, ...], float]) -> cor
     return metric
 
 
-def _buckets(values: distribution.Distribution) -> list[tuple[str, float]]:
+def _buckets(values: counters.Distribution) -> list[tuple[str, float]]:
     finite = [(f"{edge:g}", float(count)) for edge, count in values.octaves()]
     return [*finite, ("+Inf", float(values.count))]
 
 
-def _histogram(name: str, text: str, values: distribution.Distribution) -> core.Metric:
+def _histogram(name: str, text: str, values: counters.Distribution) -> core.Metric:
     metric = core.HistogramMetricFamily(_PREFIX + name, text)
     metric.add_metric([], _buckets(values), values.sum)
     return metric
 
 
-def _histograms(
-    name: str, text: str, values: Mapping[str, distribution.Distribution]
-) -> core.Metric:
+def _histograms(name: str, text: str, values: Mapping[str, counters.Distribution]) -> core.Metric:
     metric = core.HistogramMetricFamily(_PREFIX + name, text, labels=["task"])
     for task, each in values.items():
         metric.add_metric([task], _buckets(each), each.sum)

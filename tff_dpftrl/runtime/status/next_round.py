@@ -9,14 +9,9 @@ from tff_dpftrl.runtime.status import observations as observations_lib
 
 
 def outlook(seen: observations_lib.Observations, name: str) -> list[str]:
-    """Describes why the next round of a task does not begin, or what a running one waits for.
+    """Describes why a task's next round does not begin, or what a running one waits for.
 
-    Args:
-      seen: Observations of the server.
-      name: Name of the task.
-
-    Returns:
-      Sentences with the numbers behind them, the most important one first.
+    The sentences have numbers; the most important one is first.
     """
     task, now = seen.tasks[name], seen.now()
     if task.is_over:

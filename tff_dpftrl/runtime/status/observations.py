@@ -18,16 +18,10 @@ from tff_dpftrl.runtime.actors import events, population
 from tff_dpftrl.runtime.device import session_shape
 from tff_dpftrl.runtime.protocol import attestation, wire_pb2
 from tff_dpftrl.runtime.server import observer
-from tff_dpftrl.runtime.status import (
-    bounded_counts,
-    distribution,
-    session_table,
-    task_figures,
-    time_series,
-)
+from tff_dpftrl.runtime.status import counters, session_table, task_figures
 
 LEVELS = ("connected", "waiting", "participating")
-"""Levels of the time series: numbers of devices by state."""
+"""Numbers of devices by state."""
 
 COUNTERS = (
     "sessions",  # Opened sessions.
@@ -47,7 +41,7 @@ COUNTERS = (
     "told_errors",
     "store_failures",
 )
-"""Counters of the time series."""
+"""Counters of `Observations.series`."""
 
 _DROPPED = {
     "connecting": "dropped_connecting",
@@ -76,7 +70,7 @@ class Observations(observer.Observer):
       selection: Progress of the selection, as the Coordinator last sent it; None before that.
       population_size: Approximate number of devices, as the operator gave it; None if not given.
       tasks: Figures of the tasks by name.
-      series: Time series of `LEVELS` and `COUNTERS`.
+      series: Counters `COUNTERS`, with their recent steps, and levels `LEVELS`.
       refused_sessions: Numbers of refused sessions by reason.
       sent_away_reasons: Numbers of devices that were asked to come back, by reason.
       session_table: Shapes of the sessions of the last weeks, as devices reported them.
@@ -111,37 +105,26 @@ class Observations(observer.Observer):
         self.selection: events.SelectionProgress | None = None
         self.population_size = population_size
         self.tasks = {task.name: task_figures.TaskFigures(task) for task in served.tasks}
-        self.series = time_series.TimeSeries(COUNTERS, LEVELS, now)
+        self.series = counters.Totals(COUNTERS, LEVELS, now)
         verdicts = {verdict.value for verdict in attestation.Verdict}
-        self.refused_sessions = bounded_counts.BoundedCounts(verdicts, room=_OTHER_REASONS)
-        self.sent_away_reasons = bounded_counts.BoundedCounts(room=_OTHER_REASONS)
+        self.refused_sessions = counters.BoundedCounts(verdicts, room=_OTHER_REASONS)
+        self.sent_away_reasons = counters.BoundedCounts(room=_OTHER_REASONS)
         self.session_table = session_table.SessionTable(clock=clock)
-        self.reported_shapes = bounded_counts.BoundedCounts(session_shape.SHAPES)
+        self.reported_shapes = counters.BoundedCounts(session_shape.SHAPES)
         self.session_seconds = task_figures.seconds_distribution()
-        self.peak_memory = distribution.Distribution(_GIBIBYTE / 64, 64 * _GIBIBYTE)
-        self.versions = {
-            name: bounded_counts.BoundedCounts(room=_OTHER_VERSIONS) for name in _VERSIONS
-        }
+        self.peak_memory = counters.Distribution(_GIBIBYTE / 64, 64 * _GIBIBYTE)
+        self.versions = {name: counters.BoundedCounts(room=_OTHER_VERSIONS) for name in _VERSIONS}
 
     def now(self) -> float:
-        """Advances the time series to the present time, and returns it."""
+        """Advances the counters to the present time, and returns it."""
         return self.series.advance(self._clock())
 
     def save_counts(self, path: str | os.PathLike[str]) -> None:
-        """Writes `session_table`, which outlasts a restart, to a file.
-
-        Raises:
-          OSError: If the file cannot be written.
-        """
+        """Writes `session_table`, which outlasts a restart, to a file."""
         self.session_table.save(path)
 
     def load_counts(self, path: str | os.PathLike[str]) -> None:
-        """Reads a file of `save_counts`; starts with an empty table if there is none.
-
-        Raises:
-          OSError: If the file cannot be read.
-          ValueError: If the file has other content.
-        """
+        """Reads a file of `save_counts`; starts with an empty table if there is none."""
         self.session_table = session_table.SessionTable.load(path, clock=self._clock)
 
     # Callbacks of an observer.
@@ -266,4 +249,4 @@ class Observations(observer.Observer):
             version = summary.versions.get(name, "")
             if version:
                 is_plain = _VERSION.fullmatch(version) is not None
-                counts.add(version if is_plain else bounded_counts.OTHER)
+                counts.add(version if is_plain else counters.OTHER)

@@ -1,11 +1,8 @@
 """The status page: an HTTP server beside the devices' service, for reading only.
 
-    /              the page, which asks for the others every second
-    /data.json     figures of the population
-    /task.json     details of one task, and its privacy
-    /history.json  its committed rounds
+    /              the page; /?task=1 with the details of task 1
     /report/0/...  the report of task 0, as far as it was written (`report_files`)
-    /metrics       the figures for Prometheus
+    /metrics       figures for Prometheus
 
 A server of several populations has all of this for each of them, under /0/, /1/ and so on, and
 at / a list of links.
@@ -21,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import html
-import json
 import pathlib
 import socket
 import time
@@ -35,24 +31,23 @@ import tornado.netutil
 import tornado.web
 from tornado import httputil
 
-from tff_dpftrl import validation
+from tff_dpftrl import reports, validation
 from tff_dpftrl.runtime import addresses
 from tff_dpftrl.runtime.status import access as access_lib
-from tff_dpftrl.runtime.status import history as history_lib
-from tff_dpftrl.runtime.status import metrics, read_behind, report_files, snapshot, time_series
+from tff_dpftrl.runtime.status import metrics, past, read_behind, report_files, view
 from tff_dpftrl.runtime.status import observations as observations_lib
 
 _ASSETS = pathlib.Path(__file__).parent / "assets"
+_STYLE = pathlib.Path(reports.__file__).with_name("page.css")
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-_FRONT = "page.html"
 _HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
@@ -61,8 +56,7 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _CHALLENGE = 'Basic realm="status page (any user name; the password is its token)"'
-_FRESH_SECONDS = 0.5  # Smallest time between computations of the same figures.
-_DAY = "day"
+_FRESH_SECONDS = 0.5  # Smallest time between computations of the same page.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,12 +116,7 @@ class StatusServer:
         self.address = ""
 
     async def start(self) -> None:
-        """Starts listening, and sets `address` to the page's URL.
-
-        Raises:
-          UsageError: If the host is no name of one.
-          OSError: If the port is in use, or the host is not this machine.
-        """
+        """Starts listening, and sets `address` to the page's URL."""
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         try:
             sockets = tornado.netutil.bind_sockets(self._port, self._host, family)
@@ -189,11 +178,7 @@ class StatusServer:
         return f"{head}{sheet}<main><h1>Populations</h1><ul>{links}</ul></main></html>".encode()
 
     def check(self, request: httputil.HTTPServerRequest) -> None:
-        """Checks the host name of a request, and its token if one is needed.
-
-        Raises:
-          tornado.web.HTTPError: If the request must not be answered.
-        """
+        """Refuses a request with a foreign host name, or without the token if one is needed."""
         connected = request.connection.stream.socket  # None if the reader has gone.
         reached = connected.getsockname()[0] if connected else ""
         if not self._allowed.knows(request.host_name.strip("[]"), self._host, reached):
@@ -217,25 +202,20 @@ class _Part:
         self.check = check
         self._reports = shown.reports
         self._privacy = read_behind.ReadBehind(
-            lambda task: snapshot.plain(shown.privacy(task)), executor
+            lambda task: view.plain(shown.privacy(task)), executor
         )
         self._history = read_behind.ReadBehind(
-            lambda task: history_lib.columns(shown.history(task)), executor
+            lambda task: past.of_history(shown.history(task)), executor
         )
         self._registry = metrics.registry(self.seen, self._known_privacy)
-        self._made: dict[Any, tuple[float, bytes]] = {}
+        self._made: dict[int, tuple[float, bytes]] = {}
 
     def routes(self, place: str) -> list[tuple[Any, ...]]:
         """Returns the routes of the page under a path that ends with a slash."""
         common = {"status": self}
         return [
-            *(
-                (place if path.name == _FRONT else f"{place}{path.name}", _File, {**common, **file})
-                for path, file in _files()
-            ),
-            (f"{place}data.json", _Data, common),
-            (f"{place}task.json", _Task, common),
-            (f"{place}history.json", _History, common),
+            (place, _Page, common),
+            *((f"{place}{name}", _File, {**common, **file}) for name, file in _files().items()),
             (place + r"report/(\d{1,4})/([a-z_.]{1,40})", _Report, common),
             (f"{place}metrics", _Metrics, common),
         ]
@@ -254,74 +234,30 @@ class _Part:
                 task.stopped = str(figures.get("stopped") or "")
         return known
 
-    def _remembered(self, key: Any, make: Callable[[], Any]) -> bytes:
-        now = time.monotonic()
-        made_at, content = self._made.get(key, (-_FRESH_SECONDS, b""))
-        if now - made_at >= _FRESH_SECONDS:
-            content = json.dumps(make(), allow_nan=False).encode()
-            self._made[key] = (now, content)
-        return content
+    def first_task(self) -> int:
+        """Returns the index of the task that is shown without a choice: one that trains."""
+        tasks = enumerate(self.seen.tasks.values())
+        return next((i for i, task in tasks if task.settings.model_of is None), 0)
 
-    def data(self, window: str) -> bytes:
-        """Returns the content of `/data.json`."""
-
-        def make() -> dict[str, Any]:
-            return snapshot.of_population(self.seen, window, self._known_privacy())
-
-        return self._remembered(window, make)
-
-    async def task(self, index: int) -> bytes:
-        """Returns the content of `/task.json`.
-
-        Args:
-          index: Index of the task.
-
-        Raises:
-          IndexError: If there is no such task.
-        """
+    async def page(self, index: int) -> bytes:
+        """Returns the page with the details of a task; it is made twice a second at most."""
         name, task = list(self.seen.tasks.items())[index]
         written = []
         if self._reports is not None:
             written = await asyncio.to_thread(report_files.listed, self._reports(name))
-
-        def make() -> dict[str, Any]:
-            privacy, error, _ = self._privacy.get(name, task.rounds_done)
-            _, *state = self._history.get(name, task.rounds_done)
-            return {
-                "name": name,
-                **snapshot.of_task(task),
-                "report": written,
-                "privacy": privacy,
-                "privacy_error": error,
-                "history_state": state,
-            }
-
-        return self._remembered(("task", index), make)
-
-    def history(self, index: int) -> bytes:
-        """Returns the content of `/history.json`.
-
-        Raises:
-          IndexError: If there is no such task.
-        """
-        name, task = list(self.seen.tasks.items())[index]
-
-        def make() -> dict[str, Any]:
-            columns, *state = self._history.get(name, task.rounds_done)
-            return {"name": name, "history": columns, "error": state[0], "state": state}
-
-        return self._remembered(("history", index), make)
+        now = time.monotonic()
+        made_at, content = self._made.get(index, (-_FRESH_SECONDS, b""))
+        if now - made_at >= _FRESH_SECONDS:
+            known = self._known_privacy()
+            figures, error, _ = self._privacy.get(name, task.rounds_done)
+            rounds, rounds_error, _ = self._history.get(name, task.rounds_done)
+            details = view.Details(figures, error, rounds, rounds_error, written)
+            content = view.page(self.seen, index, known, details).encode("utf-8", "replace")
+            self._made[index] = (now, content)
+        return content
 
     async def report(self, index: int, name: str) -> bytes | None:
-        """Reads a file of a task's report; returns None if there is none.
-
-        Args:
-          index: Index of the task.
-          name: Name of the file.
-
-        Raises:
-          IndexError: If there is no such task.
-        """
+        """Reads a file of a task's report; returns None if there is none."""
         task = list(self.seen.tasks)[index]
         if self._reports is None:
             return None
@@ -332,13 +268,15 @@ class _Part:
         return prometheus_client.generate_latest(self._registry)
 
 
-def _files() -> list[tuple[pathlib.Path, dict[str, Any]]]:
-    """Reads the files of the page, with content and type."""
-    return [
-        (path, {"content": path.read_bytes(), "kind": _TYPES[path.suffix]})
-        for path in sorted(_ASSETS.iterdir())
-        if path.suffix in _TYPES
-    ]
+def _files() -> dict[str, dict[str, Any]]:
+    """Reads the files beside the page: content and type by name."""
+    style = _STYLE.read_bytes() + (_ASSETS / "page.css").read_bytes()
+    contents = {path.name: path.read_bytes() for path in sorted(_ASSETS.iterdir())}
+    return {
+        name: {"content": content, "kind": _TYPES[pathlib.Path(name).suffix]}
+        for name, content in (contents | {"page.css": style}).items()
+        if pathlib.Path(name).suffix in _TYPES
+    }
 
 
 class _Handler(tornado.web.RequestHandler):
@@ -373,11 +311,9 @@ class _Handler(tornado.web.RequestHandler):
     def get(self, *parts: str) -> Awaitable[None] | None:
         raise NotImplementedError
 
-    def _task_index(self, text: str | None = None) -> int:
-        try:
-            index = int(self.get_query_argument("task", "0") if text is None else text)
-        except ValueError:
-            index = -1
+    def task_index(self, text: str) -> int:
+        """Returns an index of a task in a request; answers 404 if there is none."""
+        index = int(text) if text.isdecimal() and len(text) < 5 else -1
         if not 0 <= index < len(self.status.seen.tasks):
             raise tornado.web.HTTPError(404, reason="No such task")
         return index
@@ -397,27 +333,15 @@ class _File(_Handler):
         self.send(self._content, self._kind)
 
 
-class _Data(_Handler):
-    def get(self) -> None:
-        window = self.get_query_argument("window", _DAY)
-        if window not in time_series.RESOLUTIONS:
-            raise tornado.web.HTTPError(404, reason="No such window")
-        self.send(self.status.data(window), "application/json")
-
-
-class _Task(_Handler):
+class _Page(_Handler):
     async def get(self) -> None:
-        self.send(await self.status.task(self._task_index()), "application/json")
-
-
-class _History(_Handler):
-    def get(self) -> None:
-        self.send(self.status.history(self._task_index()), "application/json")
+        index = self.task_index(self.get_query_argument("task", str(self.status.first_task())))
+        self.send(await self.status.page(index), _TYPES[".html"])
 
 
 class _Report(_Handler):
     async def get(self, index: str, name: str) -> None:
-        content = await self.status.report(self._task_index(index), name)
+        content = await self.status.report(self.task_index(index), name)
         if content is None:
             raise tornado.web.HTTPError(404)
         for header, value in report_files.HEADERS.items():

@@ -40,13 +40,9 @@ class ReadBehind:
         clock: Callable[[], float] = time.monotonic,
         cost: Callable[[], float] = time.thread_time,
     ):
-        """Creates an empty cache.
+        """Creates an empty cache of `read`, which the executor's one thread calls.
 
-        Args:
-          read: Function from a key to its value.
-          executor: Executor of `read`, with one thread.
-          clock: Monotonic clock in seconds.
-          cost: Returns the processor time of the thread, in seconds.
+        `cost` returns the processor time of that thread in seconds.
         """
         self._read = read
         self._executor = executor
@@ -55,15 +51,10 @@ class ReadBehind:
         self._kept: dict[str, _Kept] = {}
 
     def get(self, key: str, version: Any) -> tuple[Any, str, Any]:
-        """Returns the cached value, and starts a refresh if its version has changed.
+        """Returns the cached value of a key, and starts a refresh if its version has changed.
 
-        Args:
-          key: Key of the value. Keys must be few.
-          version: Version of the value, which changes when the value may have changed.
-
-        Returns:
-          The cached value (None before the first read), the error of the last read (empty if
-          there was none), and the version of the cached value.
+        The value is None before the first read. With it come the error of the last read, empty if
+        there was none, and the value's version. Keys must be few.
         """
         kept = self._kept.setdefault(key, _Kept())
         is_idle = kept.task is None or kept.task.done()

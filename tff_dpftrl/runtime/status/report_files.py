@@ -32,14 +32,7 @@ _Found = TypeVar("_Found")
 
 
 def listed(folder: pathlib.Path) -> list[tuple[str, float]]:
-    """Lists the files that there are.
-
-    Args:
-      folder: Folder of the report.
-
-    Returns:
-      Names, and times of the last change in seconds since 1970.
-    """
+    """Returns names of the files that there are, and times of their last change."""
     found = []
     for name in FILES:
         if (status := _visit(folder, name, os.fstat)) is not None:
@@ -48,15 +41,7 @@ def listed(folder: pathlib.Path) -> list[tuple[str, float]]:
 
 
 def read(folder: pathlib.Path, name: str) -> bytes | None:
-    """Reads a file.
-
-    Args:
-      folder: Folder of the report.
-      name: Name of the file.
-
-    Returns:
-      The content; None if there is no such file, or none that may be handed out.
-    """
+    """Reads a file; returns None if there is none that may be handed out."""
 
     def content(descriptor: int) -> bytes:
         with open(descriptor, "rb", closefd=False) as file:

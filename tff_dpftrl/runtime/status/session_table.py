@@ -16,11 +16,11 @@ from typing import Any
 
 from tff_dpftrl import durable_files, json_text, validation
 from tff_dpftrl.runtime.device import session_shape
-from tff_dpftrl.runtime.status import bounded_counts
+from tff_dpftrl.runtime.status import counters
 
 _VERSION = 2
 _PERIOD_SECONDS = 14 * 86_400.0
-_LABELS = session_shape.SHAPES | {bounded_counts.OTHER}
+_LABELS = session_shape.SHAPES | {counters.OTHER}
 _WITH_PLAN = session_shape.Event.CHECKED_IN.value + session_shape.Event.PLAN_DOWNLOADED.value
 _ERRORS = (session_shape.Event.ERROR.value, session_shape.Event.ATTESTATION_FAILED.value)
 
@@ -33,26 +33,18 @@ class SessionTable:
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.time):
-        """Creates an empty table.
-
-        Args:
-          clock: Clock that returns seconds since 1970.
-        """
+        """Creates an empty table."""
         self._clock = clock
         self._since = clock()  # Start of the present period.
         self._former: collections.Counter[str] = collections.Counter()
         self._present: collections.Counter[str] = collections.Counter()
 
     def add(self, shape: str) -> str:
-        """Counts a session, and drops the counts of old periods.
+        """Counts a session by its shape, which is untrusted; drops the counts of old periods.
 
-        Args:
-          shape: Shape of the session, as a device sent it. Untrusted.
-
-        Returns:
-          Label under which the session counts.
+        Returns the label under which the session counts.
         """
-        label = shape if shape in _LABELS else bounded_counts.OTHER
+        label = shape if shape in _LABELS else counters.OTHER
         passed = self._clock() - self._since
         if passed >= _PERIOD_SECONDS:
             is_next = passed < 2 * _PERIOD_SECONDS
@@ -93,11 +85,7 @@ class SessionTable:
         return "\n".join(lines)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the counts to a file, atomically.
-
-        Raises:
-          OSError: If the file cannot be written.
-        """
+        """Writes the counts to a file, atomically."""
         content = {
             "version": _VERSION,
             "since": self._since,
@@ -112,16 +100,7 @@ class SessionTable:
     ) -> SessionTable:
         """Reads a file of `save`, or of its first version, whose counts had no period.
 
-        Args:
-          path: Path of the file.
-          clock: Clock that returns seconds since 1970.
-
-        Returns:
-          The table; an empty one if there is no file.
-
-        Raises:
-          OSError: If the file cannot be read.
-          ValueError: If the file has other content.
+        The table is empty if there is no file. One with other content is refused (ValueError).
         """
         table = cls(clock=clock)
         problem = f"{path} holds no counts of sessions: move it away, or bring the right one back."

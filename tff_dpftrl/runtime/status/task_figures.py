@@ -7,23 +7,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from tff_dpftrl.runtime.actors import events, messages, population
-from tff_dpftrl.runtime.status import bounded_counts, distribution
+from tff_dpftrl.runtime.status import counters
 
 # From an eighth of a second to more than a week.
 _MIN_SECONDS, _MAX_SECONDS = 0.125, 2**20
 _OTHER_REASONS = 12
 
 ACCEPTED = "accepted"
-OUTCOMES = (ACCEPTED, *(refusal.value for refusal in messages.Refusal), bounded_counts.OTHER)
+OUTCOMES = (ACCEPTED, *(refusal.value for refusal in messages.Refusal), counters.OTHER)
 """Outcomes of a report."""
 
 GROUPS = ("summed", "lost")
 """Outcomes of a group of secure aggregation."""
 
 
-def seconds_distribution() -> distribution.Distribution:
+def seconds_distribution() -> counters.Distribution:
     """Creates an empty histogram of durations."""
-    return distribution.Distribution(_MIN_SECONDS, _MAX_SECONDS)
+    return counters.Distribution(_MIN_SECONDS, _MAX_SECONDS)
 
 
 @dataclasses.dataclass
@@ -73,17 +73,13 @@ class TaskFigures:
     """
 
     def __init__(self, settings: population.Task):
-        """Starts all figures at zero.
-
-        Args:
-          settings: Task as the server knows it.
-        """
+        """Starts all figures at zero."""
         self.settings = settings
         self.rounds_done: int | None = None
         self.committed = 0
         self.skipped = 0
         self.last_commit_at: float | None = None
-        self.abandoned = bounded_counts.BoundedCounts(room=_OTHER_REASONS)
+        self.abandoned = counters.BoundedCounts(room=_OTHER_REASONS)
         self.attempt: Attempt | None = None
         self.last_lost = ""
         self.stopped = ""
@@ -125,8 +121,7 @@ class TaskFigures:
     def released(self, event: events.RoundReleased, now: float) -> bool:
         """Handles a commit, whose event may be a repetition.
 
-        Returns:
-          Whether the commit is new, and later than the start of the server.
+        Returns whether the commit is new, and later than the start of the server.
         """
         is_known = self.rounds_done is not None and event.round_index < self.rounds_done
         is_first = self.rounds_done is None
@@ -170,19 +165,13 @@ class TaskFigures:
             self.attempt = None
 
     def reported(self, outcome: str, num_bytes: int, now: float) -> str:
-        """Counts a report.
+        """Counts a report; returns its outcome, one of `OUTCOMES`.
 
-        Args:
-          outcome: Reason of the refusal, as observers get it; empty if the report counts.
-          num_bytes: Size of the report in bytes.
-          now: Present time in seconds since 1970.
-
-        Returns:
-          The outcome, one of `OUTCOMES`.
+        The given outcome is the reason of a refusal, empty if the report counts.
         """
         outcome = outcome.partition(":")[0] or ACCEPTED
         if outcome not in self.reports:
-            outcome = bounded_counts.OTHER
+            outcome = counters.OTHER
         self.reports[outcome] += 1
         self.bytes_received += num_bytes
         if outcome == ACCEPTED and self.attempt is not None:

@@ -15,15 +15,7 @@ _AT_ONCE = 1000  # Rows in memory while a history is checked.
 
 @contextlib.contextmanager
 def damage_reported(connection: sql.engine.Connection, name: str) -> Iterator[None]:
-    """Turns a damaged row into an error with the store's place and the backup that is needed.
-
-    Args:
-      connection: Connection in the transaction in which the row was read.
-      name: Place of the store.
-
-    Raises:
-      StoreDamaged: For each `digests.DamagedRow`.
-    """
+    """Turns a damaged row into `StoreDamaged`, with the store's place and the backup to bring."""
     try:
         yield
     except digests.DamagedRow as damaged:
@@ -56,11 +48,7 @@ def _known_rounds(connection: sql.engine.Connection) -> dict[str, int]:
 
 
 def check_file(connection: sql.engine.Connection) -> None:
-    """Checks the structure of SQLite's file; other databases check their own files.
-
-    Raises:
-      digests.DamagedRow: If SQLite finds it inconsistent.
-    """
+    """Checks the structure of SQLite's file (`DamagedRow`); other databases check their own."""
     if connection.dialect.name == "sqlite":
         problem = connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar()
         if problem != "ok":
@@ -68,12 +56,9 @@ def check_file(connection: sql.engine.Connection) -> None:
 
 
 def check_rows(connection: sql.engine.Connection) -> None:
-    """Checks the leases, and the digests of all rounds of all tasks.
+    """Checks the leases, and the digests of all rounds of all tasks (`DamagedRow`).
 
     Models and states are checked later, when they are read.
-
-    Raises:
-      digests.DamagedRow: If a row is not what was written.
     """
     commits, rounds = tables.COMMITS, tables.ROUNDS
     heads = tables.execute(connection, sql.select(*tables.HEAD)).all()

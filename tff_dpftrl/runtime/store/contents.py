@@ -64,11 +64,7 @@ class InMemory(Content):
     """Content of buffers that somebody has in memory, such as arrays."""
 
     def __init__(self, buffers: Iterable[bytes | memoryview]):
-        """Takes the buffers, which must not be changed any more.
-
-        Args:
-          buffers: Bytes, and views of single bytes, in order.
-        """
+        """Takes bytes, and views of single bytes, in order; they must not be changed any more."""
         self._buffers = tuple(buffers)
 
     @override
@@ -100,16 +96,7 @@ def parts_of(content: Serialised) -> Iterator[bytes | memoryview]:
 
 
 def in_pieces(parts: Iterable[bytes | memoryview], first: int, others: int) -> Iterator[bytes]:
-    """Yields the bytes of some parts in pieces of other sizes.
-
-    Args:
-      parts: Bytes, and views of single bytes, in order.
-      first: Number of bytes of the first piece.
-      others: Number of bytes of the other pieces; the last piece may be shorter.
-
-    Yields:
-      The pieces.
-    """
+    """Yields the bytes of some parts in pieces of other sizes; the last one may be shorter."""
     piece, size = bytearray(), first
     for part in map(memoryview, parts):
         while part:

@@ -57,13 +57,9 @@ _UNLOGGED = {
 
 @contextlib.contextmanager
 def one_line_errors(action: str) -> Iterator[None]:
-    """Turns the database's errors into one line each, without the values that were written.
+    """Turns the database's errors into a `StoreError` of one line, without written values.
 
-    Args:
-      action: Description of the action, like "write to the store at /data/store".
-
-    Raises:
-      StoreError: For every error of the database.
+    `action` describes what was done, like "write to the store at /data/store".
     """
     try:
         yield
@@ -99,17 +95,10 @@ def _is_corrupt(error: BaseException | None) -> bool:
 def open_database(place: str | os.PathLike[str]) -> tuple[sql.engine.Engine, str]:
     """Opens the database of a store, and makes its tables where there are none.
 
-    Args:
-      place: Folder for SQLite, made if it is missing; or database URL like
-        "postgresql://user@host/name".
-
-    Returns:
-      The engine, and the name of the place for messages, without a password.
-
-    Raises:
-      ValueError: If the URL cannot be used, or a driver for it is not installed.
-      StoreError: If the place cannot be made, reached or written, holds something else, or is
-        damaged.
+    The place is a folder for SQLite, made if it is missing, or a URL like
+    "postgresql://user@host/name". Returns the engine, and the name of the place for messages,
+    without a password. Raises StoreError if the place cannot be made, reached or written, holds
+    something else, or is damaged.
     """
     place = os.fspath(place)
     engine, name = _by_url(place) if "://" in place else _in_folder(pathlib.Path(place))
@@ -257,11 +246,7 @@ def _in_folder(folder: pathlib.Path) -> tuple[sql.engine.Engine, str]:
 
 
 def has_password(url: str) -> bool:
-    """Returns whether a database URL holds a password, as such or as an option.
-
-    Raises:
-      ValueError: If `url` is no database URL.
-    """
+    """Returns whether a database URL holds a password, as such or as an option."""
     read = _read_url(url)
     return bool(read.password) or any(name in read.query for name in _SECRET_OPTIONS)
 

@@ -33,15 +33,10 @@ class DamagedRow(Exception):
 
 
 def digest(kind: str, *values: Any) -> str:
-    """Computes the digest of typed values.
+    """Computes the digest of values of a kind; values of two kinds have different digests.
 
-    Args:
-      kind: Kind of the row or column; values of two kinds have different digests.
-      *values: Strings, integers, floats, bytes or None, as written or as a database returns them.
-
-    Returns:
-      SHA-256 over the number, the types, the lengths and the contents of the values, in
-      hexadecimal.
+    It is SHA-256 over the number, the types, the lengths and the contents of the values, as written
+    or as a database returns them, in hexadecimal.
     """
     hashed = hashlib.sha256(b"tff_dpftrl store\0")
     for value in (kind, len(values), *values):
@@ -65,11 +60,7 @@ def _encoded(value: Any) -> tuple[bytes, contents.Serialised]:
 
 
 def content_digests(model: contents.Serialised, state: contents.Serialised) -> dict[str, str]:
-    """Computes the digests of a serialised model and of a serialised state of the aggregator.
-
-    Returns:
-      The digests by column.
-    """
+    """Computes the digests of a serialised model and of an aggregator's state, by column."""
     return {"model_digest": digest("model", model), "state_digest": digest("state", state)}
 
 
@@ -79,14 +70,9 @@ def task_digest(population: str, task: str, model_digest: str, state_digest: str
 
 
 def round_digest(row: Mapping[str, Any], previous: str) -> str:
-    """Computes the digest of a round.
+    """Computes the digest of a round from its row and the digest of the previous round.
 
-    Args:
-      row: Values of the row by column; columns that the digest does not cover are ignored.
-      previous: Digest of the previous round; the task's first digest for the first round.
-
-    Returns:
-      The digest.
+    The task's first digest is before the first round. Columns that it does not cover are ignored.
     """
     return digest("round", *(row[name] for name in _ROUND), previous)
 
@@ -97,11 +83,7 @@ def lease_digest(population: str, owner: str, epoch: int, expires_at: float) -> 
 
 
 def check_lease(row: Any) -> None:
-    """Checks a row of the table of leases.
-
-    Raises:
-      DamagedRow: If its digest does not match its values.
-    """
+    """Checks that a row of the table of leases matches its digest (`DamagedRow`)."""
     if row.digest != lease_digest(row.population, row.owner, row.epoch, row.valid_until):
         raise DamagedRow(
             f"the lease of the population {row.population!r:.200} is not what was written"
@@ -109,15 +91,9 @@ def check_lease(row: Any) -> None:
 
 
 def check_content(head: Any, name: str, content: contents.Serialised) -> None:
-    """Checks model or state of a task's last commit.
+    """Checks model or state of a task's last commit against its digest (`DamagedRow`).
 
-    Args:
-      head: Row of the table of commits, checked already.
-      name: "model" or "state".
-      content: Serialised model or state.
-
-    Raises:
-      DamagedRow: If it does not match its digest.
+    `head` is the row of the table of commits, checked already; `name` is "model" or "state".
     """
     if digest(name, content) != head._mapping[f"{name}_digest"]:
         raise DamagedRow(
@@ -127,14 +103,9 @@ def check_content(head: Any, name: str, content: contents.Serialised) -> None:
 
 
 def check_epoch(head: Any, epoch: int) -> None:
-    """Checks that no round of a task was committed under a later lease than the last one.
+    """Checks that the last commit is not of a later epoch than the last lease (`DamagedRow`).
 
-    Args:
-      head: Row of the table of commits.
-      epoch: Epoch of the population's last lease; 0 if there is none.
-
-    Raises:
-      DamagedRow: If the last commit has a later epoch.
+    The epoch is 0 if there is no lease.
     """
     if head.epoch > epoch:
         raise DamagedRow(
@@ -143,27 +114,16 @@ def check_epoch(head: Any, epoch: int) -> None:
 
 
 def check_count(head: Any) -> None:
-    """Checks that the number of rounds in a task's last commit is an integer.
-
-    Raises:
-      DamagedRow: If it is not.
-    """
+    """Checks that the number of rounds in a task's last commit is an integer (`DamagedRow`)."""
     if not isinstance(head.rounds_done, int):
         raise DamagedRow(f"the number of rounds of {_task_clause(head)} is not what was written")
 
 
 def check_rounds(head: Any, rows: Iterable[Any], *, start: int = 0) -> None:
-    """Checks rounds of a task, up to the last one, and its last commit.
+    """Checks rounds of a task from `start` to the last one, and its last commit (`DamagedRow`).
 
-    Args:
-      head: Row of the table of commits; model and state are not needed.
-      rows: Rows of the table of rounds from `start` on, in order. With `start` above 0 the first
-        row is trusted: the chain is checked from its digest on.
-      start: Index of the first round in `rows`.
-
-    Raises:
-      DamagedRow: If a round is missing or does not match its digest, or the last commit does
-        not fit the last round.
+    With `start` above 0 the first row is trusted: the chain is checked from its digest on. A round
+    must not be missing, and the last commit must fit the last round.
     """
     check_count(head)
     last = None

@@ -28,11 +28,7 @@ def _suffix_of(pid: int) -> str:
 
 
 def name_of(owner: str) -> str:
-    """Returns the name under which a Coordinator of this process holds a lease.
-
-    Args:
-      owner: Address of the Coordinator.
-    """
+    """Returns the name under which a Coordinator of this process holds a lease."""
     return owner + _suffix_of(os.getpid())
 
 
@@ -69,11 +65,7 @@ def host_digest() -> str:
 
 
 def start_tick(pid: int) -> int | None:
-    """Returns when a process started, in ticks since the boot; None if there is no such process.
-
-    Raises:
-      OSError: If the process cannot be read about; it may have ended meanwhile.
-    """
+    """Returns when a process started, in ticks since the boot; None if there is no such process."""
     try:
         os.kill(pid, 0)  # Unlike /proc, this shows processes of other users always.
     except ProcessLookupError:

@@ -126,25 +126,12 @@ class StoreDamaged(StoreError):
     """The store holds something else than was written to it."""
 
     def __init__(self, name: str, what: str, rounds: Mapping[str, int]):
-        """Describes the damage, and the backup that can replace the store.
-
-        Args:
-          name: Folder or URL of the store.
-          what: Description of the damage, a clause of a sentence.
-          rounds: Number of committed rounds by task, as far as they can be read.
-        """
+        """Describes the damage, a clause of a sentence, and the backup that can replace it."""
         super().__init__(f"The store at {name} is damaged: {what}. {backup_advice(rounds)}")
 
 
 def backup_advice(rounds: Mapping[str, int]) -> str:
-    """Describes the backup that can replace a damaged store.
-
-    Args:
-      rounds: Number of committed rounds by task; empty if they cannot be read.
-
-    Returns:
-      Two sentences.
-    """
+    """Describes the backup that can replace a damaged store of these numbers of rounds by task."""
     if rounds:
         listed = ", ".join(f"{str(task):.200} {rounds[task]}" for task in sorted(rounds, key=str))
         which = f"at least these rounds: {listed}"
@@ -381,11 +368,7 @@ class Store(abc.ABC):
 
 
 def check_lease(population: str, owner: str, now: float, duration: float) -> None:
-    """Checks the arguments of a lease.
-
-    Raises:
-      ValueError: If a name is empty, or a number is not in range.
-    """
+    """Checks the arguments of a lease: names, and numbers in range."""
     for name, value in (("population", population), ("owner", owner)):
         if not isinstance(value, str) or not value:
             raise validation.UsageError(
@@ -396,11 +379,7 @@ def check_lease(population: str, owner: str, now: float, duration: float) -> Non
 
 
 def check_commit(round_index: int, epoch: int) -> None:
-    """Checks the numbers of a commit.
-
-    Raises:
-      ValueError: If a number is not in range; epoch 0 belongs to no lease.
-    """
+    """Checks the numbers of a commit; epoch 0 belongs to no lease."""
     validation.integer("round_index", round_index, minimum=0)
     validation.integer("epoch", epoch, minimum=1, remedy="Commit under the epoch of a lease.")
 
@@ -413,8 +392,7 @@ def is_held(lease: Lease, now: float) -> bool:
 def metrics_text(metrics: Mapping[str, Any]) -> str:
     """Serialises metrics as JSON; a number that is not finite becomes null.
 
-    Raises:
-      ValueError: If the metrics are not JSON-compatible, or use one of `HISTORY_COLUMNS`.
+    Refuses what is not JSON-compatible, and the names of `HISTORY_COLUMNS`.
     """
     taken = sorted(set(HISTORY_COLUMNS) & set(metrics))
     if taken:

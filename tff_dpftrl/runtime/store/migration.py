@@ -15,13 +15,7 @@ def add_digests(connection: sql.engine.Connection) -> None:
     """Adds the columns of digests, and computes the digests of the rows as they are.
 
     The migration is part of the caller's transaction. A store does not keep the models and states
-    of earlier rounds: their digests remain empty.
-
-    Args:
-      connection: Connection in a transaction.
-
-    Raises:
-      digests.DamagedRow: If a row has values of other types than are written.
+    of earlier rounds: their digests remain empty. Raises `DamagedRow` for values of other types.
     """
     connection.exec_driver_sql("ALTER TABLE leases RENAME COLUMN expires_at TO valid_until")
     for table in (tables.LEASES, tables.COMMITS, tables.ROUNDS):

@@ -31,15 +31,10 @@ class SqlStore(interface.Store):
     def __init__(self, place: str | os.PathLike[str], *, leaves_states: bool = False):
         """Opens a store, and makes it if there is none.
 
-        Args:
-          place: Folder for SQLite, or database URL like "postgresql://user@host/name".
-          leaves_states: Whether large states of commits stay in the store until they are read, so
-            that a server has none in memory while devices train.
-
-        Raises:
-          ValueError: If the URL cannot be used, or a driver for it is not installed.
-          interface.StoreError: If the place cannot be made, reached or written, or the store is
-            damaged.
+        The place is a folder for SQLite, or a URL like "postgresql://user@host/name". With
+        `leaves_states`, large states of commits stay in the store until they are read, so that a
+        server has none in memory while devices train. Raises StoreError if the place cannot be
+        made, reached or written, or the store is damaged.
         """
         self._engine, self._name = database.open_database(place)
         self._leaves_states = leaves_states
@@ -186,20 +181,10 @@ class SqlStore(interface.Store):
     def read_state(
         self, population: str, task: str, digest: str, buffers: Sequence[memoryview] | None = None
     ) -> bytes:
-        """Reads the state of a task's last commit.
+        """Reads the state of a task's last commit, into buffers of as many bytes if they are given.
 
-        Args:
-          population: Name of the population.
-          task: Name of the task.
-          digest: Digest of the state.
-          buffers: Buffers of as many bytes in all, into which it is read; None to return it.
-
-        Returns:
-          The state; nothing if it was read into buffers.
-
-        Raises:
-          interface.StoreError: If it cannot be read, or the last commit has another state. What is
-            in the buffers must not be used then.
+        Raises StoreError if it cannot be read, or the last commit has another state. What is in the
+        buffers must not be used then.
         """
         with self._reading() as connection:
             head = _head(connection, _COMMITS.c, population, task)
@@ -223,11 +208,7 @@ class SqlStore(interface.Store):
             return found
 
     def rows(self, population: str, task: str) -> interface.TaskRows:
-        """Returns all that the store has of a task, checked, from one transaction.
-
-        Raises:
-          interface.UnknownTask: If there is no such task.
-        """
+        """Returns all that the store has of a task, checked, from one transaction."""
         with self._reading() as connection:
             head = _head(connection, _COMMITS.c, population, task)
             rounds = tables.execute(connection, tables.rounds_of(head)).all()

@@ -87,13 +87,8 @@ def execute(
 ) -> sql.engine.CursorResult:
     """Executes a statement; unlike SQLAlchemy's method, its type says that there is a result.
 
-    Args:
-      connection: Connection in a transaction.
-      statement: The statement. SQLAlchemy keeps it, and the values within it, in a cache.
-      values: Values of parameters, which it does not keep; large ones belong here.
-
-    Returns:
-      The result.
+    SQLAlchemy keeps the statement, and the values within it, in a cache. It does not keep `values`:
+    large ones belong there.
     """
     return connection.execute(statement, values)  # pyright: ignore[reportReturnType]
 
@@ -104,15 +99,9 @@ def is_task(table: sql.Table, population: str, task: str) -> sql.sql.ColumnEleme
 
 
 def rounds_of(head: sql.engine.Row, start: int = 0) -> sql.sql.Select:
-    """Builds the query for the committed rounds of a task, in order.
+    """Builds the query for the committed rounds of a task from `start` on, in order.
 
-    Args:
-      head: Row of the task in the table of commits. Rounds that were committed after it was read
-        are left out.
-      start: Index of the first round.
-
-    Returns:
-      The query.
+    Rounds that were committed after `head`, the task's row of commits, was read are left out.
     """
     return (
         sql.select(ROUNDS)

@@ -25,20 +25,14 @@ _SHOWN = 3  # Buckets of a histogram in a summary.
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Estimated count of a bucket, over all reports of all released rounds.
-
-    Attributes:
-      histogram: Name of the histogram.
-      bucket: Name of the bucket.
-      estimate: Estimated count. Noise can make it negative.
-      standard_error: Standard deviation of the noise in it; None if it was not computed.
-      share: Estimate over the sum of the estimates of its histogram; None if that is not positive.
-    """
+    """Estimated count of a bucket, over all reports of all released rounds."""
 
     histogram: str
     bucket: str
-    estimate: float
+    estimate: float  # Estimated count. Noise can make it negative.
+    # Standard deviation of the noise in it; None if it was not computed.
     standard_error: float | None
+    # Estimate over the sum of the estimates of its histogram; None if that is not positive.
     share: float | None
 
 

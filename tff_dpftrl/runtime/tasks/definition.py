@@ -32,16 +32,11 @@ _MODULE = "tff_dpftrl_task_definition"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Language:
-    """Words of a language model of this package, and the weights that it begins with.
-
-    Attributes:
-      words: Vocabulary.
-      rule: Rule by which texts become words.
-      initial_weights: Weights of an earlier model to begin with; None for random ones.
-    """
+    """Words of a language model of this package, and the weights that it begins with."""
 
     words: vocabulary.Vocabulary
-    rule: vocabulary.Rule
+    rule: vocabulary.Rule  # Rule by which texts become words.
+    # Weights of an earlier model to begin with; None for random ones.
     initial_weights: warm_start.InitialWeights | None
 
 

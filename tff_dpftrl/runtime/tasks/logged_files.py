@@ -19,11 +19,10 @@ _STATEMENT = "privacy_statement.json"
 def of_folder(
     path: str | os.PathLike[str],
 ) -> list[tuple[transparency_log.Entry, bytes]]:
-    """Returns what a log enters of a folder, with the contents of the files.
+    """Returns a log's entries of a folder, with the contents of the files.
 
-    Of a task these are plans, terms, and the statement of its report; of another folder, the
-    statement of its run or report. The hash of a plan is the one that its signature is under: a
-    device has it.
+    For a task these are plans, terms, and the statement of its report; for another folder, the
+    statement of its run or report. The hash of a plan is the one that was signed: a device has it.
     """
     path = pathlib.Path(path)
     now = statement_subject.now()

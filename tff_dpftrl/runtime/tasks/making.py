@@ -57,26 +57,17 @@ _KINDS = {"training": plan_pb2.TRAINING, "evaluation": plan_pb2.EVALUATION}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Parts:
-    """Parts of a task of either kind.
+    """Parts of a task of either kind."""
 
-    Attributes:
-      definition: Model, examples and bounds of metrics.
-      model: The model, as TFF takes it.
-      num_parameters: Number of its trainable weights.
-      largest_metrics: Largest entry of each tensor of metrics, as it is summed, by its path.
-      proxies: Serialized examples of each simulated device.
-      tests: What the task has to show on them.
-      config: All options, resolved.
-      grids: Grids of the metrics of which order statistics are recorded, by name.
-    """
-
-    definition: definition_lib.TaskDefinition
-    model: own_model.Model
-    num_parameters: int
+    definition: definition_lib.TaskDefinition  # Model, examples and bounds of metrics.
+    model: own_model.Model  # The model, as TFF takes it.
+    num_parameters: int  # Number of its trainable weights.
+    # Largest entry of each tensor of metrics, as it is summed, by its path.
     largest_metrics: Mapping[str, float]
-    proxies: Sequence[Sequence[bytes]]
-    tests: predicates.Predicates
-    config: task_config.TaskConfig
+    proxies: Sequence[Sequence[bytes]]  # Serialized examples of each simulated device.
+    tests: predicates.Predicates  # What the task has to show on them.
+    config: task_config.TaskConfig  # All options, resolved.
+    # Grids of the metrics of which order statistics are recorded, by name.
     grids: metric_sums.Grids
 
     @property
@@ -94,26 +85,12 @@ def make(
     progress: progress_lib.Progress,
     definition: definition_lib.TaskDefinition | None = None,
 ) -> task_folder.TaskFolder:
-    """Makes a training task: plans, tests, signatures, folder.
+    """Makes a training task, plans, tests, signatures and folder, and reads it back.
 
-    The devices' data is not read. Tests use proxies of it.
-
-    Args:
-      config: Options of the task.
-      output: New folder. Its name is the task's if the options give none.
-      key: Private key that signs plans and terms.
-      built: Provenance that the plans name; None to name none.
-      progress: Callback for progress lines.
-      definition: Model and data of the task; None for what the option `build` names, or the
-        language model of the options.
-
-    Returns:
-      The task, as it was read back.
-
-    Raises:
-      predicates.TaskRefusedError: If the tests fail; with all reasons.
-      ValueError: If an option cannot be used, or there is something at `output`.
-      OSError: If the folder cannot be written.
+    The devices' data is not read. Tests use proxies of it. The new folder's name is the task's if
+    the options give none. `key` signs plans and terms. The definition is that of the option `build`
+    if None, or the language model of the options. It raises `TaskRefusedError` with all reasons if
+    the tests fail.
     """
     task_folder.check_is_free(output)
     config = _resolved(config, output, definition)

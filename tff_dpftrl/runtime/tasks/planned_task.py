@@ -274,18 +274,11 @@ class PlannedTask:
 def load(
     path: str | os.PathLike[str], keys: Sequence[ed25519.Ed25519PublicKey] | None = None
 ) -> PlannedTask:
-    """Reads and verifies a task.
+    """Reads and verifies a task, ready to be served.
 
-    Args:
-      path: Folder of the task.
-      keys: Public keys that are trusted. None for the key in the folder, which shows damage, but
-        not who made the task.
-
-    Returns:
-      The task, ready to be served.
-
-    Raises:
-      ValueError: If there is no task, or it was changed or signed by nobody who is trusted.
+    Without trusted `keys`, the key in the folder is taken, which shows damage, but not who made the
+    task. It raises ValueError if there is no task, or it was changed or signed by nobody who is
+    trusted.
     """
     return PlannedTask(task_folder.read(path, keys))
 

@@ -1,4 +1,4 @@
-"""Provenance of a task: the code that its plans were built from, and who built them.
+"""Provenance of a task: the code that its plans were built from, and its builder.
 
 Plans are data: they do not change with the code. The commit lets a reviewer read the code that made
 them, and make them again (paper 004, section 7.3). Nothing here depends on the time or the machine,
@@ -24,10 +24,10 @@ def find(
 ) -> plan_pb2.Provenance:
     """Names the code that a task is about to be built from: package, file, commits and builder.
 
-    Without `build`, this package builds the task alone, from options that are signed with it. Then
-    the repository of the current folder does not matter, and that of the package is only named.
-    Commits are absent where there is no repository; one with code that is not committed is refused,
-    unless `allow_dirty`. The builder is the one that git is configured with if None.
+    Without `build`, this package builds the task alone, from options that are signed with it. The
+    package's repository is then only named, and the one of the current folder does not matter.
+    Without a repository there is no commit. Uncommitted code is refused, unless `allow_dirty`. The
+    default builder is the one that git is configured with.
     """
     made = plan_pb2.Provenance(package_version=version.__version__)
     here, folder = pathlib.Path(tff_dpftrl.__file__), pathlib.Path.cwd()

@@ -29,7 +29,8 @@ def text(
     purpose = "trains" if terms.kind == "training" else f"evaluates the model of {terms.model_of}"
     if terms_lib.COUNTS in terms.parameters:
         purpose = "counts, with noise"
-    schema, plan = terms.schema, devices[0]
+    schema, plan, secure = terms.schema, devices[0], terms.secure_aggregation
+    describe = summation_sentences.who_sees if secure else summation_sentences.in_short
     lines = [
         f"# Task {terms.task} of the population {terms.population}",
         "",
@@ -51,7 +52,7 @@ def text(
         "",
         *_promise(terms),
         "",
-        _who_sees(terms.secure_aggregation),
+        describe(secure),
         "",
         f"Devices have to trust the key in `{task_folder.PUBLIC_KEY}`. Nothing in this folder is "
         "secret; it is signed, and must not be changed.",
@@ -81,12 +82,6 @@ def _measured(result: predicates.Findings) -> str:
     if result.difference is not None:
         parts.append(f"updates that differ by {result.difference:.1g} of their norm at most")
     return ", ".join(parts)
-
-
-def _who_sees(secure: terms_lib.SecureAggregation | None) -> str:
-    if secure is None:
-        return summation_sentences.in_short(secure)
-    return summation_sentences.who_sees(secure)
 
 
 def _promise(terms: terms_lib.Terms) -> list[str]:

@@ -42,33 +42,24 @@ _LEAST_FRACTIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class SecureGroups:
-    """Groups of a round in which the devices of a task sum their reports.
+    """Groups of a round in which the devices of a task sum their reports."""
 
-    Attributes:
-      threat_model: What the server may do: a value of `secure_sums.parameters.ThreatModel`.
-      rounds: Sizes of a round; `devices_per_aggregator` is the largest size of a group.
-      secagg_bits: Bits of one parameter of an encoded update; None is refused.
-      given_least_group: Fewest devices in a group's sum; None for a group's share of the fewest
-        reports of a round.
-      secure_threshold: Share of a group, more than which has to stay to the end; None for the
-        least that the threat model allows.
-      secure_neighbours: Number of devices that each device shares its secrets with; None for all
-        of its group.
-      secure_corrupt_fraction: Share of the devices that may collude with the server, for which
-        `secure_neighbours` are enough; None for 0.05.
-      noise_parties: Raw public keys, hexadecimal, of the parties that add the noise within the sum.
-
-    Raises:
-      ValueError: If these do not fit together; it names option, value and remedy.
-    """
-
+    # What the server may do: a value of `secure_sums.parameters.ThreatModel`.
     threat_model: ThreatModel
+    # Sizes of a round; `devices_per_aggregator` is the largest size of a group.
     rounds: population.RoundSettings
-    secagg_bits: int | None
+    secagg_bits: int | None  # Bits of one parameter of an encoded update; None is refused.
+    # Fewest devices in a group's sum; None for a group's share of the fewest reports of a round.
     given_least_group: int | None = None
+    # Share of a group, more than which has to stay to the end; None for the least that the threat
+    # model allows.
     secure_threshold: float | None = None
+    # Number of devices that each device shares its secrets with; None for all of its group.
     secure_neighbours: int | None = None
+    # Share of the devices that may collude with the server, for which `secure_neighbours` are
+    # enough; None for 0.05.
     secure_corrupt_fraction: float | None = None
+    # Raw public keys, hexadecimal, of the parties that add the noise within the sum.
     noise_parties: tuple[str, ...] = ()
 
     def __post_init__(self):

@@ -93,17 +93,17 @@ def _protects(secure: terms_lib.SecureAggregation) -> str:
 
 
 def _hidden_among(secure: terms_lib.SecureAggregation) -> int:
-    """Counts the other reports in the sum of the smallest group, with the most in league."""
+    """Counts the other honest reports in the smallest group, with the most colluding devices."""
     least = secure.least_group
     if parameters.ThreatModel(secure.threat_model) is parameters.ThreatModel.ACTIVE_SERVER:
         return least - 1 - (least - 1) // 3
-    # Of a product that is not exact, the larger number is in league.
+    # The product may be inexact: the larger number of devices colludes.
     share = secure.threshold if secure.corrupt_fraction is None else secure.corrupt_fraction
     return least - 1 - math.floor(share * least * (1.0 + 1e-12))
 
 
 def _smallest(secure: terms_lib.SecureAggregation) -> str:
-    """Describes how little hides a report in the smallest group, with the most in league."""
+    """Describes how little hides a report in the smallest group, if most collude that may."""
     least, others = secure.least_group, _hidden_among(secure)
     of_group = f"In a group of {least}, with {least - 1 - others} of them in league,"
     if others < 1:
@@ -204,7 +204,7 @@ def _curious_with_neighbours(neighbours: int, corrupt_fraction: float) -> str:
 
 
 def _seen_by_others(secure: terms_lib.SecureAggregation) -> str:
-    """Describes what a server sees that does not keep to the protocol."""
+    """Describes what a server sees that deviates from the protocol."""
     what = ": updates with the noise, metrics without" if secure.noise_parties else ""
     return (
         "A server that does not keep to the protocol can see single reports, by keys of its own in "

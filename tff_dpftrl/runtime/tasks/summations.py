@@ -22,17 +22,11 @@ from tff_dpftrl.secure_sums import vectors
 
 @dataclasses.dataclass
 class Total:
-    """The sum of some reports; it can be pickled.
+    """The sum of some reports; it can be pickled."""
 
-    Attributes:
-      sums: Sums of the updates' tensors.
-      strides: Sum of the first participation vectors, int64.
-      times: Sum of the second participation vectors, int64.
-    """
-
-    sums: server_work.Sums
-    strides: np.ndarray
-    times: np.ndarray
+    sums: server_work.Sums  # Sums of the updates' tensors.
+    strides: np.ndarray  # Sum of the first participation vectors, int64.
+    times: np.ndarray  # Sum of the second participation vectors, int64.
 
 
 class PlanSummation(population_lib.Summation):

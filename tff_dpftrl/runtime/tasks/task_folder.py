@@ -34,10 +34,11 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from google.protobuf import message
 
 from tff_dpftrl import durable_files, json_text, validation
+from tff_dpftrl.accounting import privacy_statement
 from tff_dpftrl.data import vocabulary, vocabulary_file
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.device import named_tensors
-from tff_dpftrl.runtime.plans import approvals, plan_pb2, secure_report, signing
+from tff_dpftrl.runtime.plans import approvals, fresh_bits, plan_pb2, secure_report, signing
 from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 from tff_dpftrl.training import options as options_lib
@@ -57,35 +58,30 @@ REPEATS_NOISE = (
     "of its store, whose rounds would have the same noise for other devices, which reveals them."
 )
 """Sentence on a task that `repeats_noise`, after its name."""
-
-_READS_FRESH_BITS = b"TextLineDataset"  # Of `private_round.seeds`, in graphs of later versions.
+_STATED = (
+    "The noise follows from the state of the task alone, as in version 0.4: a copy or backup of "
+    "the store that goes on repeats it for other devices, which reveals them."
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TaskFolder:
-    """A task whose signatures were verified.
+    """A task whose signatures were verified."""
 
-    Attributes:
-      path: Folder of the task.
-      signed: Signed plans with their approvals, as devices get them; that of the server without
-        its content.
-      server: Plan of the server, without `initialize`, which has the model's weights.
-      devices: Plans of devices, one for each runtime version that needs a variant of its own.
-      terms: Privacy terms of the task.
-      config: Options of the task.
-      words: Vocabulary of the model; None if it is not a language model of this package.
-      rule: Rule by which texts become words; None with `words`.
-      buckets: Names of the buckets of each histogram of a task that counts; None for a model.
-    """
-
-    path: pathlib.Path
+    path: pathlib.Path  # Folder of the task.
+    # Signed plans with their approvals, as devices get them; that of the server without its
+    # content.
     signed: plan_pb2.SignedTask
+    # Plan of the server, without `initialize`, which has the model's weights.
     server: plan_pb2.ServerPlan
+    # Plans of devices, one for each runtime version that needs a variant of its own.
     devices: tuple[plan_pb2.DevicePlan, ...]
-    terms: terms_lib.Terms
-    config: task_config.TaskConfig
+    terms: terms_lib.Terms  # Privacy terms of the task.
+    config: task_config.TaskConfig  # Options of the task.
+    # Vocabulary of the model; None if it is not a language model of this package.
     words: vocabulary.Vocabulary | None = None
-    rule: vocabulary.Rule | None = None
+    rule: vocabulary.Rule | None = None  # Rule by which texts become words; None with `words`.
+    # Names of the buckets of each histogram of a task that counts; None for a model.
     buckets: Mapping[str, Sequence[str]] | None = None
 
     @property
@@ -99,7 +95,15 @@ class TaskFolder:
         server, terms = self.server, self.terms
         if terms.strategy is None or not terms.noise_multiplier or server.HasField("party_noise"):
             return False
-        return _READS_FRESH_BITS not in server.finish.graph_def
+        return not fresh_bits.are_read(server.finish.graph_def)
+
+    def with_caveat(
+        self, statement: privacy_statement.PrivacyStatement
+    ) -> privacy_statement.PrivacyStatement:
+        """Adds to the statement of the task that its noise repeats, if it does."""
+        if not self.repeats_noise:
+            return statement
+        return dataclasses.replace(statement, caveats=(*statement.caveats, _STATED))
 
     def initialize(self) -> plan_pb2.Graph:
         """Reads the graph of the first state, with the initial weights, again if it is not here."""

@@ -1,12 +1,13 @@
 """Privacy accounting of a task: what it has spent, whether it may go on, and its statement.
 
-All follows from its signed terms and the number of its commits. ε, the budget and the metrics are
-those of the declared participation, which each device enforces by its own timer. The sensitivity to
-one device depends on the rounds of that device alone. So how often other devices take part, and
-what they report of it, does not weaken the guarantee of a device that keeps to the signed plan. In
-a secure sum, what others send can: `honest_devices`. The participation that devices report stands
-beside ε: reports that contradict the declaration are counted, and the statement says what ε would
-be if they were true. Needs no TensorFlow.
+Everything follows from the signed terms and the number of commits. ε, the budget and the metrics
+are those of the declared participation, which each device enforces by its own timer. The
+sensitivity to one device depends on the rounds of that device alone. So other devices, however
+often they take part and whatever they report of it, do not weaken the guarantee of a device that
+keeps to the signed plan. In a secure sum, the content of other devices' reports can: see
+`honest_devices`. The participation that devices report stands beside ε. Reports that contradict the
+declaration are counted, and the statement gives the ε that they would mean if they were true. Needs
+no TensorFlow.
 """
 
 from __future__ import annotations
@@ -56,37 +57,23 @@ def honest_devices(secure: terms_lib.SecureAggregation | None) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class PrivacySoFar:
-    """Privacy that a task has spent so far.
-
-    Attributes:
-      num_rounds: Number of committed rounds.
-      skipped_rounds: Number of them that were skipped, which ε charges like the others.
-      epsilon: ε of the committed rounds; None if there is no guarantee.
-      next_epsilon: ε if one more round is committed, such as the one that runs; None if there is
-        no guarantee.
-      delta: δ of the guarantee.
-      rho_zcdp: ρ of zero-concentrated DP for the released rounds; None if there is no guarantee.
-      min_sep: Smallest stride that devices reported; None if none took part twice.
-      max_participations: Largest number of rounds that a device reported.
-      contradicting_reports: Number of reports that contradict the declared participation.
-      unknown_rounds: Number of rounds whose histograms no devices could have made.
-      declared_epsilon: ε after all rounds, with the declared participation; None if there is no
-        guarantee.
-      budget_epsilon: Budget: no round begins that would bring ε above it; None if there is no
-        guarantee.
-    """
+    """Privacy that a task has spent so far."""
 
     num_rounds: int
-    skipped_rounds: int
-    epsilon: float | None
+    skipped_rounds: int  # Number of them that were skipped, which ε charges like the others.
+    epsilon: float | None  # ε of the committed rounds; None if there is no guarantee.
+    # ε if one more round is committed, such as the one that runs; None if there is no guarantee.
     next_epsilon: float | None
-    delta: float
+    delta: float  # δ of the guarantee.
+    # ρ of zero-concentrated DP for the released rounds; None if there is no guarantee.
     rho_zcdp: float | None
-    min_sep: int | None
-    max_participations: int
-    contradicting_reports: int
-    unknown_rounds: int
+    min_sep: int | None  # Smallest stride that devices reported; None if none took part twice.
+    max_participations: int  # Largest number of rounds that a device reported.
+    contradicting_reports: int  # Number of reports that contradict the declared participation.
+    unknown_rounds: int  # Number of rounds whose histograms no devices could have made.
+    # ε after all rounds, with the declared participation; None if there is no guarantee.
     declared_epsilon: float | None
+    # Budget: no round begins that would bring ε above it; None if there is no guarantee.
     budget_epsilon: float | None
 
     def metrics(self) -> dict[str, float | int | None]:

@@ -37,15 +37,11 @@ FILES = (_ROWS, _MODEL, _STATE)
 
 @dataclasses.dataclass(frozen=True)
 class TaskRecords:
-    """Records that the store had of a task.
+    """Records that the store had of a task."""
 
-    Attributes:
-      rows: Rows of the task; None if the folder `PRIVATE` is not there.
-      others: ρ that the other training tasks of the population had spent, by name; None for a
-        task without guarantee.
-    """
-
-    rows: interface.TaskRows | None
+    rows: interface.TaskRows | None  # Rows of the task; None if the folder `PRIVATE` is not there.
+    # ρ that the other training tasks of the population had spent, by name; None for a task without
+    # guarantee.
     others: Mapping[str, float | None]
 
 

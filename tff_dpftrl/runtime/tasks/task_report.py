@@ -89,19 +89,14 @@ statement does not cover.
 
 @dataclasses.dataclass(frozen=True)
 class TaskReport:
-    """Results of a task.
+    """Results of a task."""
 
-    Attributes:
-      rows: Metrics, one row for each committed round.
-      statement: Privacy statement; None for an evaluation task.
-      held_out: Metrics of the model on users who never train; None if they were not measured.
-      summary: Outcome in a few lines.
-    """
-
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Mapping[str, Any]]  # Metrics, one row for each committed round.
+    # Privacy statement; None for an evaluation task.
     statement: statement_lib.PrivacyStatement | None
+    # Metrics of the model on users who never train; None if they were not measured.
     held_out: Mapping[str, float] | None
-    summary: str
+    summary: str  # Outcome in a few lines.
 
 
 def rounds(store: interface.Store, population: str, task: str) -> list[dict[str, Any]]:
@@ -189,7 +184,7 @@ def write(
         counts = bucket_estimates.write(output, folder.buckets, terms, weights[0], skipped)
     name = f"{terms.population}/{terms.task}"
     statement = dataclasses.replace(
-        accounting.statement(state.observed, others=spent_by_others),
+        folder.with_caveat(accounting.statement(state.observed, others=spent_by_others)),
         subject=statement_subject.of_task(name, terms.digest(), output / "model.npz"),
     )
     statement = reporting.write_statement(output, reporting.continued(output, statement))
@@ -324,7 +319,7 @@ def _last(shown: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _with_cache(row: Mapping[str, Any]) -> str:
-    """Says what a cache of each device's earlier text gave in a round; "" if it is not known."""
+    """Describes what a cache of each device's earlier text gave in a round; "" if unknown."""
     num_words = row.get(f"{_EVALUATED}/earlier_text_num_in_vocab")
     if not num_words:  # Of earlier versions, of a model of somebody's own, or no such text.
         return ""

@@ -26,16 +26,11 @@ class StateError(validation.UsageError):
 
 @dataclasses.dataclass(frozen=True)
 class TaskState:
-    """The committed state of a task, from which its next round begins.
+    """The committed state of a task, from which its next round begins."""
 
-    Attributes:
-      terms: Digest of the task's terms (`Terms.digest()`), which are bound to its plans.
-      observed: Participation that was observed in the committed rounds.
-      tensors: State of the process, serialised by `tensor_values.to_bytes`; secret.
-    """
-
-    terms: str
+    terms: str  # Digest of the task's terms (`Terms.digest()`), which are bound to its plans.
     observed: participation_histograms.ObservedRounds
+    # State of the process, serialised by `tensor_values.to_bytes`; secret.
     tensors: bytes | memoryview = dataclasses.field(repr=False)
 
     def to_bytes(self) -> bytes:

@@ -1,8 +1,8 @@
 """The privacy terms of a task: signed with the key of its plans, and bound to them.
 
 The terms name the hash of the server's plan, which names the hashes of the devices' plans, and the
-hashes of the task's other files. So no statement can be made with terms that are not those of the
-noise that was drawn. Needs no TensorFlow.
+hashes of the task's other files. So no statement can be made with other
+terms than those of the noise that was drawn. Needs no TensorFlow.
 """
 
 from __future__ import annotations
@@ -47,26 +47,18 @@ class TermsRefusedError(validation.UsageError):
 
 @dataclasses.dataclass(frozen=True)
 class SecureAggregation:
-    """Secure aggregation, which hides reports from the server, as devices demand it by their plans.
+    """Secure aggregation, as devices demand it by their plans: it hides reports from the server."""
 
-    Attributes:
-      threat_model: Behaviour of the server: a value of `secure_sums.parameters.ThreatModel`.
-      least_group: Smallest number of devices in the sum of a group.
-      threshold: Share of the holders of a secret's shares, more than which recover it.
-      neighbours: Number of devices that a device shares its secrets with; None for its whole
-        group.
-      corrupt_fraction: Share of the devices that may collude with the server, for which
-        `neighbours` were chosen; None without `neighbours`.
-      noise_parties: Raw public keys, hexadecimal, of the parties that each add the whole noise
-        within the sum, so that the server sees no sum of updates without it; empty if the server
-        adds it.
-    """
-
-    threat_model: str
-    least_group: int
-    threshold: float
+    threat_model: str  # Behaviour of the server: a value of `secure_sums.parameters.ThreatModel`.
+    least_group: int  # Smallest number of devices in the sum of a group.
+    threshold: float  # Share of the holders of a secret's shares, more than which recover it.
+    # Number of devices that a device shares its secrets with; None for its whole group.
     neighbours: int | None = None
+    # Share of the devices that may collude with the server, for which `neighbours` were chosen;
+    # None without `neighbours`.
     corrupt_fraction: float | None = None
+    # Raw public keys, hexadecimal, of the parties that each add the whole noise within the sum, so
+    # that the server sees no sum of updates without it; empty if the server adds it.
     noise_parties: tuple[str, ...] = ()
 
     def __post_init__(self):
@@ -94,58 +86,41 @@ class SecureAggregation:
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """The privacy terms of one task.
+    """The privacy terms of one task."""
 
-    Attributes:
-      server_plan: SHA-256 of the server's plan, hexadecimal.
-      files: SHA-256, hexadecimal, of the other files of the task, by their names.
-      kind: Kind of the task: "training", or "evaluation", which only releases metrics, without
-        noise.
-      population: Name of the population of devices.
-      task: Name of the task.
-      num_devices: Smallest number of devices in the population.
-      schema: Participation schema: how often, and how closely, one device takes part.
-      delta: δ of the statement.
-      strategy: The strategy matrix, restarts included; None without clipping and noise.
-      noise_multiplier: z, standard deviation of the noise per unit of clip norm.
-      clip_norm: L2 norm that an update is clipped to, the first one if adaptive.
-      adaptive_clipping: Whether the clip norm is learned under the same z.
-      max_epsilon: Budget: no round begins that would bring ε above it. None for the ε of the
-        declared rounds.
-      data: Name of the devices' data in statements.
-      vocabulary_source: Source of the vocabulary; None if the model reads no words.
-      vocabulary_is_public: Whether the maker of the task declared this source public.
-      initial_weights_source: Source of the initial weights; None if they are drawn at random.
-      initial_weights_are_public: Whether it is recorded that they come from public text alone.
-      parameters: Further entries of the statement, by name.
-      model_of: Name of the task whose model is evaluated; None for training.
-      secure_aggregation: How reports are hidden from the server; None if it sees them.
-      earlier_runs: Runs that the initial weights come from: the last one first.
-      vocabulary_is_noised: Whether a source that is not public counted words with noise.
-    """
-
-    server_plan: str
+    server_plan: str  # SHA-256 of the server's plan, hexadecimal.
+    # SHA-256, hexadecimal, of the other files of the task, by their names.
     files: Mapping[str, str]
+    # Kind of the task: "training", or "evaluation", which only releases metrics, without noise.
     kind: Kind
-    population: str
+    population: str  # Name of the population of devices.
     task: str
-    num_devices: int
+    num_devices: int  # Smallest number of devices in the population.
+    # Participation schema: how often, and how closely, one device takes part.
     schema: schema_lib.MinSep
-    delta: float
+    delta: float  # δ of the statement.
+    # The strategy matrix, restarts included; None without clipping and noise.
     strategy: strategy_lib.Strategy | None
-    noise_multiplier: float
-    clip_norm: float
-    adaptive_clipping: bool
+    noise_multiplier: float  # z, standard deviation of the noise per unit of clip norm.
+    clip_norm: float  # L2 norm that an update is clipped to, the first one if adaptive.
+    adaptive_clipping: bool  # Whether the clip norm is learned under the same z.
+    # Budget: no round begins that would bring ε above it. None for the ε of the declared rounds.
     max_epsilon: float | None
-    data: str
-    vocabulary_source: str | None
-    vocabulary_is_public: bool
+    data: str  # Name of the devices' data in statements.
+    vocabulary_source: str | None  # Source of the vocabulary; None if the model reads no words.
+    vocabulary_is_public: bool  # Whether the maker of the task declared this source public.
+    # Source of the initial weights; None if they are drawn at random.
     initial_weights_source: str | None
+    # Whether it is recorded that they come from public text alone.
     initial_weights_are_public: bool
+    # Further entries of the statement, by name.
     parameters: Mapping[str, str | int | float | bool | None]
-    model_of: str | None = None
+    model_of: str | None = None  # Name of the task whose model is evaluated; None for training.
+    # How reports are hidden from the server; None if it sees them.
     secure_aggregation: SecureAggregation | None = None
+    # Runs that the initial weights come from: the last one first.
     earlier_runs: tuple[composition.Spent, ...] = ()
+    # Whether a source that is not public counted words with noise.
     vocabulary_is_noised: bool = False
 
     def __post_init__(self):

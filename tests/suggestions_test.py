@@ -1,4 +1,4 @@
-"""Tests of tff_dpftrl.models.keyboard, against loops over one word at a time."""
+"""Suggestions of a keyboard, against loops over one word at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-from tff_dpftrl.models import evaluation, held_out, keyboard, metrics, word_lstm
+from experiments import suggestions
+from tff_dpftrl.models import evaluation, held_out, metrics, word_lstm
 
 # Ids: padding 0, words 1 to 16, out of vocabulary 17, beginning 18, end 19.
 _WORDS = tuple("a I the The cat car bat far tree free trie it's 42 of if or".split())
@@ -31,11 +32,11 @@ def _sequences(count=150):
 
 
 def _typed(sequences):
-    return keyboard.TypedWords.create(sequences, _SPECIAL, _WORDS)
+    return suggestions.TypedWords.create(sequences, _SPECIAL, _WORDS)
 
 
 def _measure(batches, typed):
-    meter = keyboard.Meter(typed)
+    meter = suggestions.Meter(typed)
     for batch in batches:
         meter.add(batch)
     return meter.result()
@@ -64,7 +65,7 @@ def test_suggestions_are_judged_word_by_word():
         confidences.append(max(known) / sum(known))
     assert (found["words"], found["words_after_another"]) == (len(words), len(picked))
     assert found["picked_at_3"] == pytest.approx(np.mean(picked))
-    for threshold in keyboard.THRESHOLDS:
+    for threshold in suggestions.THRESHOLDS:
         shown = [r for r, c in zip(right, confidences, strict=True) if c >= threshold]
         expected = {"triggered": len(shown) / len(words), "accepted": np.mean(shown)}
         assert found["thresholds"][str(threshold)] == pytest.approx(expected)
@@ -80,10 +81,10 @@ def test_suggestions_are_judged_word_by_word():
 def test_words_of_a_confidence_are_triggered_together():
     confidence, right = np.array([0.9, 0.5, 0.5, 0.5, 0.2]), np.array([1, 1, 0, 0, 0], bool)
     # In its order, the first two of 0.5 would keep 2 of 3; all of them do 2 of 4.
-    assert keyboard.triggered_at(confidence, right, 0.5) == 0.8
-    assert keyboard.triggered_at(confidence, right, 0.6) == 0.2
-    assert keyboard.triggered_at(confidence, ~right, 0.9) == 0.0
-    assert keyboard.triggered_at(confidence[:0], right[:0], 0.5) is None
+    assert suggestions.triggered_at(confidence, right, 0.5) == 0.8
+    assert suggestions.triggered_at(confidence, right, 0.6) == 0.2
+    assert suggestions.triggered_at(confidence, ~right, 0.9) == 0.0
+    assert suggestions.triggered_at(confidence[:0], right[:0], 0.5) is None
 
 
 def test_a_perfect_model_and_one_that_knows_nothing():
@@ -108,19 +109,25 @@ def test_taps_are_decoded_by_their_distances():
     sequences = _sequences()
     typed = _typed(sequences)
     centres = {"q": (0, 0), "p": (9, 0), "a": (0.5, 1), "z": (1.5, 2), "m": (7.5, 2)}
-    assert centres.items() <= keyboard._KEYS.items() and len(keyboard._KEYS) == 26
-    rng = np.random.default_rng(keyboard._SEED)
+    keys = suggestions._KEYS
+    assert centres.items() <= keys.items() and len(keys) == 26
+    rng = np.random.default_rng(suggestions._SEED)
     decoded = np.zeros(len(typed.targets), bool)
     for length in (1, 2, 3, 4):
         same = [i for i, w in enumerate(_WORDS, 1) if len(w) == length and w.isalpha()]
         for n in np.flatnonzero(np.isin(typed.targets, same)):
             decoded[n] = True
             word = _WORDS[typed.targets[n] - 1].lower()
-            noise = keyboard.TAP_STDDEV * rng.standard_normal(2 * length)
-            taps = [np.add(keyboard._KEYS[c], noise[2 * i : 2 * i + 2]) for i, c in enumerate(word)]
+            noise = suggestions.TAP_STDDEV * rng.standard_normal(2 * length)
+            taps = [
+                np.add(suggestions._KEYS[c], noise[2 * i : 2 * i + 2]) for i, c in enumerate(word)
+            ]
             density = [
-                -sum(math.dist(t, keyboard._KEYS[c]) ** 2 for t, c in zip(taps, other, strict=True))
-                / (2 * keyboard.TAP_STDDEV**2)
+                -sum(
+                    math.dist(t, suggestions._KEYS[c]) ** 2
+                    for t, c in zip(taps, other, strict=True)
+                )
+                / (2 * suggestions.TAP_STDDEV**2)
                 for other in (_WORDS[i - 1].lower() for i in same)
             ]
             assert typed.candidates[n, : len(same)].tolist() == same
@@ -139,7 +146,7 @@ def test_a_decoder_with_the_true_prior_is_as_often_right_as_bayes_rule_says():
     sequences = np.concatenate(
         [np.full([1000, 1], 12), 1 + rng.choice(10, [1000, 5], p=prior)], axis=1
     )
-    typed = keyboard.TypedWords.create(sequences, special, words)
+    typed = suggestions.TypedWords.create(sequences, special, words)
     given = np.concatenate([[0.0], prior, [0.0, 0.0, 0.0]])
     found = _measure([np.tile(given, [2500, 1])] * 2, typed)
     posterior = np.exp(typed.scores - typed.scores.max(axis=1, keepdims=True))
@@ -156,8 +163,13 @@ def test_models_are_predictors():
     rng = np.random.default_rng(0)
     weights = [rng.normal(size=s).astype(np.float32) for s in _MODEL.weight_shapes.values()]
     typed = _typed(sequences)
-    everywhere = keyboard.Meter(dataclasses.replace(typed, follows_word=typed.targets > 0))
-    held_out.predict_words(_MODEL, weights, _SPECIAL, sequences, visit=everywhere.add)
+    everywhere = suggestions.Meter(dataclasses.replace(typed, follows_word=typed.targets > 0))
+
+    def add(rows, positions, shares):
+        everywhere.add(shares)
+        return shares
+
+    held_out.predict_words(_MODEL, weights, _SPECIAL, sequences, mix=add)
     # With first words, it is the accuracy that counts unknown words as wrong.
     pooled = evaluation.Evaluator(_MODEL, _SPECIAL, sequences)(weights)
     picked = everywhere.result()["picked_at_3"]
@@ -165,7 +177,7 @@ def test_models_are_predictors():
 
 
 def test_nothing_to_predict_has_no_figures():
-    typed = keyboard.TypedWords.create(np.array([[18, 19, 0, 0, 0]]), _SPECIAL, None)
+    typed = suggestions.TypedWords.create(np.array([[18, 19, 0, 0, 0]]), _SPECIAL, None)
     found = _measure([], typed)
     assert (found["words"], found["words_decoded"]) == (0, 0)
     assert found["picked_at_3"] is found["triggered"] is found["rescored"] is None
