@@ -2,7 +2,7 @@
 
 PRETRAINED is a folder of `tff-dpftrl pretrain --config quickstart`. Its model has never trained on
 the modules of Python's standard library that it was judged on; on their docstrings, a module being
-a user, `text_cache.fit_weights` is called. Nothing of a protected user is read. Prints the weights
+a user, the weights are fitted. Nothing of a protected user is read. Prints the weights
 beside `text_cache.WEIGHTS`; the exit status is 1 if one differs by more than 0.01.
 """
 
@@ -14,11 +14,13 @@ import sys
 
 import numpy as np
 
+from tff_dpftrl import validation
 from tff_dpftrl.data import docstrings, sequences, split
 from tff_dpftrl.models import held_out, text_cache
 from tff_dpftrl.training import trained_model
 
 _MOST_OF_USER = 200  # Sequences: a long module does not decide alone.
+_STEPS = 200  # Of expectation maximisation.
 
 
 def fit(pretrained: pathlib.Path) -> tuple[int, tuple[float, ...]]:
@@ -46,7 +48,46 @@ def fit(pretrained: pathlib.Path) -> tuple[int, tuple[float, ...]]:
     held_out.predict_words(trained.model, trained.weights, special, rows, mix=collect)
     model, cached, longest = np.concatenate(found).T
     model, cached = np.minimum(model, 1.0), np.minimum(cached, 1.0)  # But for rounding.
-    return len(longest), text_cache.fit_weights(model, cached, longest)
+    return len(longest), fit_weights(model, cached, longest)
+
+
+def fit_weights(
+    probabilities: np.ndarray, cached: np.ndarray, longest: np.ndarray
+) -> tuple[float, ...]:
+    """Fits the weights of a cache to text, by expectation maximisation of its likelihood.
+
+    Give it public text only. Weights that were fitted to text of protected users, whether they
+    trained or not, are exact figures of that text, which no privacy statement covers.
+
+    Args:
+      probabilities: Probability of each of n words of the text in a predictor, shape [n].
+      cached: Probabilities of the same words in the cache, as of `lookup`, shape [n].
+      longest: Order of the longest n-gram found before each word, as of `lookup`, shape [n].
+
+    Returns:
+      A weight for each order, `text_cache.ORDER` in all; 0 for an order that was not found.
+
+    Raises:
+      ValueError: If the arrays are not of one length, or a number is no probability.
+    """
+    given = {"probabilities": probabilities, "cached": cached}
+    for name, array in given.items():
+        array = np.asarray(array)
+        if array.shape != np.shape(longest) or not ((array >= 0) & (array <= 1)).all():
+            raise validation.UsageError(
+                f"{name} must be probabilities, one for each of the {np.size(longest)} of longest, "
+                f"got shape {list(array.shape)} with values that are perhaps not between 0 and 1."
+            )
+    weights = []
+    for order in range(1, text_cache.ORDER + 1):
+        model, cache = (np.asarray(part, np.float64)[longest == order] for part in given.values())
+        weight = 0.5 if len(model) else 0.0
+        for _ in range(_STEPS if len(model) else 0):
+            mixed = (1.0 - weight) * model + weight * cache
+            shares = np.divide(weight * cache, mixed, out=np.zeros_like(mixed), where=mixed > 0.0)
+            weight = float(shares.mean())
+        weights.append(weight)
+    return tuple(weights)
 
 
 def main() -> int:

@@ -110,7 +110,6 @@ _OF_TFF = {
         "tff_names",
     ),
     "learning": (
-        "client_data",
         "dp_fedavg",
         "local_model",
         "tff_metrics",

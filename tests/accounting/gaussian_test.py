@@ -78,7 +78,7 @@ def test_conversions_from_rho_are_ordered(mu, delta):
     rho = mu**2 / 2
     exact = gaussian.epsilon(mu, delta)
     by_rdp = gaussian.epsilon_from_rho_by_rdp(rho, delta)
-    classic = rho + 2.0 * math.sqrt(-rho * math.log(delta))  # Bun & Steinke 2016, Prop. 1.3.
+    classic = rho + 2 * math.sqrt(rho * math.log(1 / delta))  # Bun & Steinke 2016, Prop. 1.3.
     assert exact <= by_rdp * (1 + 1e-9) + 2e-12 * mu
     assert by_rdp <= classic * (1 + 1e-9)
 

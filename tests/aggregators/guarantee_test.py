@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 
 import pytest
@@ -10,7 +11,7 @@ from tff_dpftrl import aggregators
 from tff_dpftrl.accounting import guarantee, statement
 from tff_dpftrl.aggregators import secagg_sum
 from tff_dpftrl.discretization import grid
-from tff_dpftrl.mechanisms import blt, noise_split
+from tff_dpftrl.mechanisms import blt
 from tff_dpftrl.participation import schema as schema_lib
 
 _BLT = blt.Blt((0.99, 0.8), (0.05, 0.2))
@@ -77,9 +78,8 @@ def test_a_statement_is_one_line_and_a_known_seed_leaves_no_guarantee(build):
 
 def test_adaptive_clipping_is_charged_for_both_streams():
     factory = _adaptive()
-    total = noise_split.total_noise_multiplier(
-        factory.private_round.update_noise_multiplier, factory.private_round.clipped_count_stddev
-    )
+    made = factory.private_round
+    total = 1 / math.hypot(1 / made.update_noise_multiplier, 0.5 / made.clipped_count_stddev)
     assert factory.guarantee(_SCHEMA, _DELTA).noise_multiplier == pytest.approx(total)
     assert factory.private_round.update_noise_multiplier > total
 

@@ -35,61 +35,21 @@ def _rows(dataset):
     return np.concatenate(rows) if rows else np.zeros([0, 0])
 
 
-def _dataset(texts, user_id):
-    """The texts of a user, as in TFF's Stack Overflow."""
-    examples = tf.constant(texts.examples(user_id), tf.string, [len(texts.examples(user_id))])
-    return tf.data.Dataset.from_tensor_slices({client_datasets.TEXT_FEATURE: examples})
-
-
 def test_client_datasets_hold_the_sample():
     corpus = sequences.SequenceCorpus(_user_text(), _VOCABULARY, sequences.SequenceSpec(5))
     spec = client_datasets.ClientSpec(batch_size=4, max_sequences=6, num_epochs=2)
     dataset = client_datasets.client_dataset(corpus, "user 3", spec, seed=9)
-    assert dataset.element_spec == client_datasets.element_spec(5)
+    assert dataset.element_spec == (tf.TensorSpec([None, 5], tf.int32),) * 2
     assert [len(x) for x, _ in dataset] == [4, 4, 4]
     expected = corpus.sample("user 3", max_sequences=6, num_epochs=2, seed=9)
     np.testing.assert_array_equal(_rows(dataset), expected)
-
-
-def test_batches_are_pairs_of_int32():
-    spec = tf.TensorSpec([None, 20], tf.int32)
-    assert client_datasets.element_spec(20) == (spec, spec)
 
 
 def test_a_user_without_text_has_no_batch():
     corpus = sequences.SequenceCorpus(_user_text(), _VOCABULARY)
     dataset = client_datasets.client_dataset(corpus, "user 0", client_datasets.ClientSpec(), seed=0)
     assert list(dataset) == []
-    assert dataset.element_spec == client_datasets.element_spec(20)
-
-
-@pytest.mark.parametrize("spec", [sequences.SequenceSpec(4), sequences.SequenceSpec(7, False)])
-def test_the_graph_makes_the_rows_of_the_host(spec):
-    texts = _user_text()
-    corpus = sequences.SequenceCorpus(texts, _VOCABULARY, spec)
-    preprocess_fn = client_datasets.create_preprocess_fn(
-        _VOCABULARY, spec, client_datasets.ClientSpec(batch_size=3, max_sequences=None)
-    )
-    for user_id in texts.user_ids[1:]:
-        dataset = preprocess_fn(_dataset(texts, user_id))
-        assert dataset.element_spec == client_datasets.element_spec(spec.sequence_length)
-        np.testing.assert_array_equal(_rows(dataset), corpus.sequences(user_id))
-    assert list(preprocess_fn(_dataset(texts, "user 0"))) == []
-
-
-def test_the_graph_caps_shuffles_and_repeats():
-    texts, spec = _user_text(), sequences.SequenceSpec(4)
-    rows = sequences.SequenceCorpus(texts, _VOCABULARY, spec).sequences("user 3").tolist()
-    preprocess_fn = client_datasets.create_preprocess_fn(
-        _VOCABULARY,
-        spec,
-        client_datasets.ClientSpec(batch_size=3, max_sequences=5, num_epochs=2),
-        shuffle_seed=1,
-    )
-    taken = _rows(preprocess_fn(_dataset(texts, "user 3"))).tolist()
-    assert len(taken) == 10
-    assert all(row in rows for row in taken)
-    assert taken[:5] != rows[:5]
+    assert dataset.element_spec == (tf.TensorSpec([None, 20], tf.int32),) * 2
 
 
 def test_stack_overflow_is_encoded_as_tff_does():
@@ -102,18 +62,20 @@ def test_stack_overflow_is_encoded_as_tff_does():
         vocab=words,
         sequence_length=10,
     )
-    ours = client_datasets.create_preprocess_fn(
+    texts = {
+        user: [element["tokens"].numpy().decode() for element in dataset]
+        for user in client_data.client_ids
+        for dataset in [client_data.create_tf_dataset_for_client(user)]
+    }
+    corpus = sequences.SequenceCorpus(
+        user_text.UserText.from_mapping("synthetic", texts, is_tokenized=True),
         vocabulary.Vocabulary(tuple(words), "synthetic", lower_case=False),
         sequences.SequenceSpec(10, split_long_texts=False),
-        client_datasets.ClientSpec(batch_size=2),
-        is_tokenized=True,
     )
-    for client_id in client_data.client_ids:
-        dataset = client_data.create_tf_dataset_for_client(client_id)
-        batches = zip(ours(dataset), theirs(dataset), strict=True)
-        for (x, y), (their_x, their_y) in batches:
-            np.testing.assert_array_equal(x, their_x)
-            np.testing.assert_array_equal(y, their_y)
+    for user in client_data.client_ids:
+        dataset = theirs(client_data.create_tf_dataset_for_client(user))
+        rows = [np.concatenate([x, y[:, -1:]], axis=1) for x, y in dataset]
+        np.testing.assert_array_equal(corpus.sequences(user), np.concatenate(rows))
 
 
 @pytest.mark.parametrize("field", ["batch_size", "max_sequences", "num_epochs"])

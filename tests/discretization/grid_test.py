@@ -9,7 +9,6 @@ import sys
 import hypothesis
 import numpy as np
 import pytest
-import scipy.linalg
 from hypothesis import strategies as st
 
 from tff_dpftrl.discretization import grid
@@ -124,47 +123,6 @@ def test_conditioning_does_reject_and_bias():
     assert np.linalg.norm(mean - x) > 0.05
 
 
-@pytest.mark.parametrize("linf_stddevs", [1.2, 1.7, 2.2])
-def test_linf_clip_probability_covers_all_sign_patterns(linf_stddevs):
-    dim, norm = 8, 100.0
-    encoding = grid.GridEncoding(dim, 3, norm, linf_stddevs=linf_stddevs)
-    transform = scipy.linalg.hadamard(dim) / math.sqrt(dim)
-    signs = np.array(list(itertools.product((-1, 1), repeat=dim)))
-    for x in _adversarial_vectors(dim, norm):
-        largest = np.max(np.abs((signs * x) @ transform), axis=1)
-        clipped = np.mean(largest > encoding.max_coordinate)
-        assert clipped <= encoding.linf_clip_probability
-
-
-@pytest.mark.parametrize("modulus", [41, 81, 101, 141])
-def test_wraparound_probability_covers_all_sign_patterns(modulus):
-    dim, clients, norm = 8, 4, 8.0
-    encoding = grid.GridEncoding(dim, clients, norm)
-    transform = scipy.linalg.hadamard(dim) / math.sqrt(dim)
-    signs = np.array(list(itertools.product((-1, 1), repeat=dim)))
-    for x in _adversarial_vectors(dim, norm):
-        # Identical clients are the worst case; every rounding may go up.
-        largest = clients * np.max(np.abs((signs * x) @ transform), axis=1) + clients
-        wraps = np.mean(largest > (modulus - 1) / 2)
-        assert wraps <= encoding.wraparound_probability(modulus)
-
-
-def test_wraparound_probability_extremes():
-    encoding = grid.GridEncoding(2**20, 100, 240.0)
-    assert encoding.wraparound_probability(3) == 1.0
-    assert 0 < encoding.wraparound_probability(2**16) < 2e-27  # Xu et al. 2023, footnote 2.
-
-
-@pytest.mark.parametrize("modulus", [201, 401, 1001, 4001])
-def test_wraparound_probability_is_hoeffding_s_bound_for_all_coordinates(modulus):
-    dim, clients, norm = 64, 10, 40.0
-    encoding = grid.GridEncoding(dim, clients, norm)
-    # Signs times |x_i| ≤ n K / √d: P(|coordinate| > t) ≤ 2 exp(-t² / 2 σ²), σ = n K / √d.
-    room = (modulus - 1) / 2 - clients
-    bound = dim * 2.0 * math.exp(-(room**2) / (2 * clients**2 * norm**2 / dim))
-    assert encoding.wraparound_probability(modulus) == pytest.approx(min(1.0, bound), rel=1e-9)
-
-
 def test_the_largest_modulus_is_that_of_int32():
     # 2 n c + 1 for n clients with coordinates up to c: (2³¹ − 2) / 2 = 21483 · 49981.
     encoding = grid.GridEncoding(1, 21483, 49981.0)
@@ -194,7 +152,6 @@ def test_no_coordinate_bound_for_the_smallest_dimensions():
     # The paper's 2 ln(d) / √d is 0 for d = 1.
     for dim in (1, 2, 4, 64):
         assert grid.GridEncoding(dim, 1, 10.0).max_coordinate == 10
-        assert grid.GridEncoding(dim, 1, 10.0).linf_clip_probability == 0
 
 
 @_SETTINGS
@@ -256,7 +213,6 @@ def test_costs_of_a_four_million_parameter_model():
     assert sizes[-1].upload_bytes == 2**22 * 20 // 8
     tight = grid.for_bits(4_050_000, 100, 12, linf_stddevs=10.0)
     assert tight.inflation < sizes[1].inflation
-    assert tight.linf_clip_probability < 1e-14
 
 
 @pytest.mark.parametrize(
@@ -292,8 +248,6 @@ def test_bad_choices():
             grid.for_inflation(100, 100, inflation)
     with pytest.raises(ValueError, match="modulus"):
         grid.for_inflation(100, 2**28, 1.001)
-    with pytest.raises(ValueError, match="modulus"):
-        grid.GridEncoding(1, 1, 1.0).wraparound_probability(0)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 
 from tff_dpftrl.mechanisms import blt, noise_recipe
-from tff_dpftrl.mechanisms.numerics import toeplitz
+from tff_dpftrl.mechanisms.numerics import blt_losses, toeplitz
 from tff_dpftrl.participation import schema as schema_lib
 
 # Published production parameters (McMahan, Xu & Zhang 2024, appendix A; min-sep 400, n = 2000).
@@ -30,7 +30,7 @@ _pairs = st.lists(st.floats(0.05, 2.0), min_size=2, max_size=12).map(
 @hypothesis.given(chain=_pairs)
 def test_pair_gives_a_decreasing_blt_and_its_inverse(chain):
     poles, zeros = chain[0::2], chain[1::2]
-    strategy = blt.Blt.from_complements(poles, zeros)
+    strategy = blt.Blt(1.0 - poles, blt_losses.pole_residues(poles, zeros))
     assert sum(strategy.output_scale) < strategy.buf_decay[0]
     n = 60
     column = strategy.coefficients(n)
@@ -166,12 +166,7 @@ def test_bad_parameters_are_refused(decay, scale, message):
         blt.Blt(decay, scale)
 
 
-def test_pairs_must_interlace():
-    strategy = blt.Blt.from_pair([0.5, 0.99], [0.2, 0.9])
-    np.testing.assert_allclose(strategy.inverse()[0], [0.9, 0.2], rtol=1e-12)
-    for theta, theta_hat in [([0.9], [0.95]), ([0.9], []), ([0.9, 0.8], [0.7, 0.6]), ([0.9], [0])]:
-        with pytest.raises(ValueError, match="interlace"):
-            blt.Blt.from_pair(theta, theta_hat)
+def test_a_description_without_scales_is_refused():
     with pytest.raises(ValueError, match="output_scale"):
         blt.Blt.from_dict({"mechanism": "blt", "buf_decay": [0.5]})
 

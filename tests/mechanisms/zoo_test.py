@@ -15,9 +15,13 @@ from tff_dpftrl.mechanisms.numerics import toeplitz
 from tff_dpftrl.participation import schema as schema_lib
 
 
+def _certificate(name):
+    return serialization.load_certificate(zoo._path(name))
+
+
 @pytest.mark.parametrize("name", zoo.names())
 def test_certificate_holds(name):
-    strategy, claim = zoo.load(name), zoo.load_certificate(name)
+    strategy, claim = zoo.load(name), _certificate(name)
     claim.verify(strategy)
     assert claim.sensitivity_exact
     assert isinstance(strategy, blt.Blt)
@@ -41,7 +45,7 @@ _MADE_HERE = [name for name in zoo.names() if "gboard" not in name]
     [pytest.param(n, marks=[pytest.mark.slow] if i % 3 else []) for i, n in enumerate(_MADE_HERE)],
 )
 def test_name_tells_the_schema_and_the_optimum(name):
-    claim = zoo.load_certificate(name)
+    claim = _certificate(name)
     schema = f"blt-n{claim.num_rounds}-b{claim.min_sep}-k{claim.max_participations}"
     variant = name.removeprefix(schema)
     assert variant in ("", "-rms", "-bounded")

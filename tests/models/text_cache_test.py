@@ -96,21 +96,6 @@ def test_texts_become_rows_and_contexts():
     assert last == [[4, 3, 2], [4, 6, 0], [6, 0, 0], [0, 0, 0]]
 
 
-def test_weights_are_those_of_the_largest_likelihood():
-    rng = np.random.default_rng(0)
-    model, cache = rng.uniform(size=(2, 400))
-    longest = rng.integers(0, 4, 400)  # Of order 4 there is none.
-    found = text_cache.fit_weights(model, cache, longest)
-    assert found[3] == 0.0 and len(set(found)) == 4
-    grid = np.linspace(0.0, 1.0, 1001)
-    for order, weight in enumerate(found[:3], start=1):
-        own = longest == order
-        likelihoods = np.log(model[own] + np.outer(grid, cache[own] - model[own])).sum(axis=1)
-        assert weight == pytest.approx(grid[likelihoods.argmax()], abs=0.02)
-    with pytest.raises(ValueError, match="cached must be probabilities, one for each of the 400"):
-        text_cache.fit_weights(model, cache[1:], longest)
-
-
 def _judged(texts, rows_of_users):
     users, places = (np.array(part) for part in zip(*rows_of_users, strict=True))
     judge = text_cache.EarlierText(texts, users, places, _SPECIAL)

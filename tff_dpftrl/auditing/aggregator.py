@@ -129,7 +129,7 @@ def audit_aggregator(
     if hasattr(aggregator_or_process, "for_updates"):
         from tff_dpftrl.auditing import tff_aggregators
 
-        # The mechanism is that of a grid, which may follow from the updates.
+        # The grid of the mechanism may follow from the updates.
         shapes = value_type or shapes_of(_RANKS, _coordinates(_MOST_CANARIES))
         aggregator_or_process = aggregator_or_process.for_updates(tff_aggregators.type_of(shapes))
         _refuse(aggregator_or_process)
@@ -486,7 +486,7 @@ def _num_canaries(
     validation.integer("canaries_per_run", at_most, minimum=1)
     rooms = [min(at_most, -(-trials // _FEWEST_RUNS))]
     if mechanism is not None and mechanism.encoding is not None:
-        # With adaptive clipping each of them has another client beside it.
+        # With adaptive clipping another client comes with each canary.
         rooms.append(mechanism.encoding.max_clients // (2 if mechanism.count_stddev else 1))
     if mechanism is not None and mechanism.most_clients is not None:
         rooms.append(mechanism.most_clients)

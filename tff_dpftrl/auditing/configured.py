@@ -85,7 +85,7 @@ def _shapes(config: config_lib.TrainingConfig) -> list[list[int]]:
     """Returns small shapes of the ranks that the tensors of the config's model have."""
     ranks: Sequence[int] = (1, 2)
     if config.model != table.CUSTOM:
-        # Neither ranks nor number depend on the vocabulary and the length.
+        # Number and ranks of the tensors do not depend on vocabulary and sequence length.
         model = table.build(
             config.model, vocabulary_size=100, sequence_length=4, **config.model_sizes
         )
@@ -215,7 +215,7 @@ def _short_run(
             claim=_claim_of(plan, schema),
             schema=schema,
             cohorts=cohorts,
-            # It may be for more rounds: the run has the first ones.
+            # The strategy may be for more rounds: the run has its first ones.
             strategy=getattr(plan, "strategy", None),
             server_momentum=momentum,
             game=training.CanaryGame(

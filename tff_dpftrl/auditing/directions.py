@@ -66,10 +66,7 @@ class Directions:
         return owners, words < 0
 
     def of(self, canary: tf.Tensor | int) -> list[tf.Tensor]:
-        """Returns the direction of a canary, or the opposite one.
-
-        It has norm 1. Numbers from `number` on are of the opposite directions.
-        """
+        """Returns the direction of a canary, of norm 1; from `number` on, the opposite ones."""
         size = tf.gather(tf.constant([*self._sizes, *-self._sizes], tf.float32), canary)
         canary = tf.cast(canary, tf.int32) % self.number
         tensors = []
@@ -80,10 +77,7 @@ class Directions:
         return tensors
 
     def project(self, tensors: Sequence[np.ndarray | tf.Tensor]) -> np.ndarray:
-        """Projects tensors on each direction.
-
-        The inner products are float64, shape [number].
-        """
+        """Projects tensors on each direction: inner products, float64, shape [number]."""
         tensors = [tf.cast(tensor, tf.float64) for tensor in tensors]
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         if shapes != self.shapes:

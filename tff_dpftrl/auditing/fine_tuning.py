@@ -55,11 +55,7 @@ class RowCanaries:
         self._example = example
 
     def row_losses(self, weights: Sequence[tf.Tensor], rows: clipped_sums.Rows) -> tf.Tensor:
-        """Computes the losses of marked rows, for `clipped_sums.looped`.
-
-        The rows of one unit come with the number of its canary. A canary's losses have the gradient
-        of its direction.
-        """
+        """Computes losses of one unit's rows, marked with its canary, for `clipped_sums.looped`."""
         unit, marks = rows
         canary = tf.reduce_max(tf.concat([marks, [directions_lib.REAL]], 0))
         attached = self.directions.attach(weights, canary, self.gradient_norm)

@@ -52,11 +52,7 @@ class Canaries:
 
     @classmethod
     def over(cls, sizes: list[int], at_most: int, seed: int) -> Canaries:
-        """Draws canaries over all tensors; a small tensor has room for some of them only.
-
-        They are as many as the largest tensor has room for, with one in five of its coordinates
-        left quiet.
-        """
+        """Draws as many canaries as the largest tensor has room for, a fifth of it left quiet."""
         rng = np.random.default_rng(seed)
         usable = [size - int(_QUIET * size) for size in sizes]
         number = max(1, min(at_most, max(usable)))
@@ -66,7 +62,7 @@ class Canaries:
             some = np.repeat(np.arange(number), each)
             if each == 0:
                 some = rng.permutation(number)[:room]
-            # Quiet coordinates come first: in all tensors the same ones, and neighbours.
+            # Quiet coordinates come first: the same neighbouring ones in all tensors.
             others = np.pad(some, (0, room - len(some)), constant_values=-1)
             owners.append(np.concatenate([np.full(size - room, -1), rng.permutation(others)]))
         owner = np.concatenate(owners)

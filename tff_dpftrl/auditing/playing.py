@@ -141,11 +141,7 @@ class Player:
         return self._process.initialize()
 
     def next(self, state: Any, clients: Iterable[np.ndarray | tf.Tensor]) -> Played:
-        """Runs a round.
-
-        A state may be NumPy arrays. A client's vector is its update, then its weight if there is
-        one.
-        """
+        """Runs a round; a client's vector is its update, then its weight if there is one."""
         clients = list(clients)
         if not self.is_compiled:
             clients = [tf.nest.map_structure(np.array, self._value(client)) for client in clients]

@@ -92,10 +92,7 @@ class Probes:
         canary_norm: float,
         seed: int,
     ):
-        """Initialises the probes.
-
-        `canary_norm` is the norm of a client's huge update, over `SavedState.largest_norm`.
-        """
+        """Initialises probes with updates of norm `canary_norm` times `SavedState.largest_norm`."""
         self._player = player
         self._mechanism = mechanism
         self._saved = list(saved)
@@ -587,9 +584,6 @@ def _variances_apart(one: np.ndarray, two: np.ndarray) -> float:
 
 
 def _detectable(trials: int, error_rate: float) -> float:
-    """Returns the difference of means that is found with 99 % probability.
-
-    It is in standard deviations of the noise, for one column of so many pairs of rounds.
-    """
+    """Returns the difference of means, in noise deviations, found with 99 % probability."""
     needed = math.sqrt(2.0 * math.log(2.0 / error_rate)) + float(stats.norm.ppf(0.99))
     return needed * math.sqrt(2.0 / trials)

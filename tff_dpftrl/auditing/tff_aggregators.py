@@ -36,10 +36,7 @@ def is_process(aggregator: Any) -> bool:
 
 
 def maker(aggregator: Any, value_type: Any) -> Callable[[], playing.Playable]:
-    """Returns a function that makes a factory's process anew.
-
-    A process is played as it is; its `value_type` is None.
-    """
+    """Returns a function that makes a factory's process anew, or returns a process as it is."""
     if is_process(aggregator):
         return lambda: of_process(aggregator)
     value_type = type_of(value_type)

@@ -22,10 +22,7 @@ def draw(
     shown: Curve | None,
     title: str,
 ) -> Any:
-    """Draws trade-off curves: the false positive and false negative rates of tests.
-
-    `shown` is the curve of the lower bound that the audit found, if it found one.
-    """
+    """Draws false negative over false positive rates of tests; `shown` is the found lower bound."""
     figure = pictures.new_figure(5.5, 5.2)
     axes = figure.subplots()
     curves = [("claimed", privacy_plot.RUN, claimed)]

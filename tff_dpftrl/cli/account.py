@@ -168,11 +168,7 @@ def print_sampled(
     options: Mapping[str, Any],
     neighbours: neighbours_lib.Neighbours,
 ) -> None:
-    """Prints what a run with secret sampling guarantees, as JSON or as text that rounds up.
-
-    `noise_multiplier` is z, the standard deviation of the noise per unit of the clip norm. A line
-    is added for `neighbours` besides zero-out.
-    """
+    """Prints what a run with secret sampling guarantees, as JSON or as text that rounds up."""
     from tff_dpftrl.accounting import display, samplings
 
     sampled = sampling_flags.account(options, strategy, sampling, noise_multiplier)

@@ -57,7 +57,7 @@ def add_folder_and_source(
     kind: type[language_config.TextConfig] = config_lib.TrainingConfig,
 ) -> None:
     """Adds what says where a run's results go, and where its options, of a class, come from."""
-    # Not required by argparse, so that it is asked for with all else that is missing.
+    # Not required by argparse, so that one message names everything that is missing.
     parser.add_argument("--output", metavar="DIR", help="Folder of the results; must be given.")
     add_config(parser, kind)
     parser.add_argument(
@@ -201,10 +201,7 @@ def config_from(
     args: argparse.Namespace,
     kind: type[options_lib.Config] = config_lib.TrainingConfig,
 ) -> options_lib.Config | None:
-    """Returns the config of a new run, from the file of options and the flags; None with --resume.
-
-    Options beside --resume are refused.
-    """
+    """Returns the config of a new run, from file and flags; None with --resume alone."""
     flags = given_options(args, kind)
     problems = []
     if args.output is None:

@@ -77,10 +77,7 @@ def add_parser(subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fine-tunes, or resumes, and returns the exit status.
-
-    What is wrong with options and files is found before TensorFlow is imported.
-    """
+    """Fine-tunes, or resumes; user errors are found before TensorFlow is imported."""
     from tff_dpftrl.finetuning import opening  # Not needed by --help.
 
     config = config_flags.config_from(args, config_lib.FinetuningConfig)

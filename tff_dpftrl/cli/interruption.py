@@ -42,7 +42,7 @@ class Interruption:
     def _end(self, signum: int, frame: types.FrameType | None) -> None:
         del frame
         try:
-            # Not print: the signal may have come within a print.
+            # `print` is not used, since the signal may have come within a print.
             os.write(2, self.message().encode())
         finally:
             os._exit(128 + signum)

@@ -294,7 +294,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop = interruption.Interruption(_PROGRAM)
     if argv is None:
         stop.install()
-        # A tenth of the time until a first round: Python would look at all that it imports again.
+        # This saves a tenth of the time until a first round: Python would check all imports again.
         gc.set_threshold(50_000, 20, 20)
     try:
         given = sys.argv[1:] if argv is None else argv

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> tuple[argparse._ActionsContainer, ...]:
-    """Adds --mechanism or --strategy, the schema, restarts and the options of mechanisms.
-
-    Returns the groups of flags of which one each is required.
-    """
+    """Adds flags of mechanism, schema and restarts; returns groups with one required flag each."""
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument(
         "--mechanism",
@@ -178,10 +175,7 @@ def schema_from(args: argparse.Namespace) -> schema_lib.MinSep:
 
 
 def strategy_from(args: argparse.Namespace, schema: schema_lib.MinSep) -> strategy_lib.Strategy:
-    """Builds or reads the strategy of the whole run, restarts included.
-
-    An optimised strategy is optimised for its longest block of rounds.
-    """
+    """Returns the run's strategy, restarts included, optimised for its longest block of rounds."""
     from tff_dpftrl.mechanisms import restarts, zoo
 
     for flag, value in (

@@ -170,10 +170,7 @@ def _users_of_a_file(training_users: int) -> int:
 def advice(
     plan: planner_lib.Plan, request: planner_request.Request, workload: str = "prefix"
 ) -> str:
-    """Returns why a plan is recommended, what it promises, and the commands that set it up.
-
-    `workload` is the request's, as the flag `--workload` takes it.
-    """
+    """Returns why a plan is recommended, what it promises, and the commands that set it up."""
     from tff_dpftrl.accounting import display, planner
 
     claim, schema = plan.guarantee, plan.guarantee.schema
@@ -243,7 +240,7 @@ def _noised_task(plan: planner_lib.Plan, request: planner_request.Request) -> st
     from tff_dpftrl.runtime.tasks import secure_groups, task_config
 
     goal, schema = plan.report_goal, plan.guarantee.schema
-    # As many more devices as the declared participation leaves, and the group has room for.
+    # More devices, as far as the declared participation and the size of the group allow.
     over_selection = min(
         task_config.TaskConfig.over_selection,
         request.population / (schema.min_sep * goal),
@@ -278,7 +275,7 @@ def _commands(plan: planner_lib.Plan, request: planner_request.Request, workload
     run, noise = f"--strategy strategy.json {participation}", f"--noise-multiplier {noise}"
     account = f"{run} {noise} --delta {request.delta!r}"
     if request.shares:
-        # They are shares of the whole, which a noise multiplier does not tell.
+        # Shares are shares of the whole budget, which a noise multiplier does not determine.
         shares = ",".join(f"{name}={share:g}" for name, share in request.shares.items())
         noise = f"--target-epsilon {request.target_epsilon!r} --budget-shares {shares}"
         noise += " --vocabulary dp" if "vocabulary" in request.shares else ""

@@ -44,7 +44,7 @@ examples:
     --without-near-duplicates-of users.jsonl.gz --output results/pretrained
 """
 
-# What a run says of its own users and of its beginning.
+# Options of a run that say something of its own users and of its initial weights.
 _TABLE = tuple(field.name for field in dataclasses.fields(tables.TableOptions))
 _OF_THE_RUN = ("data", *_TABLE, "max_users", "train_on_test_users", "initial_weights")
 

@@ -33,10 +33,7 @@ class _Sampling(argparse.Action):
 
 
 def add_arguments(parser: argparse.ArgumentParser, replaces: Sequence[Any] = ()) -> None:
-    """Adds --sampling and its options.
-
-    Of each group in `replaces` one flag is required, but not with --sampling.
-    """
+    """Adds --sampling and its options; with it, no flag of the groups in `replaces` is required."""
     group = parser.add_argument_group(
         "samples that the server draws in secret, which amplify privacy"
     )

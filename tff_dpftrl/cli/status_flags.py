@@ -48,10 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuses flags that do not go together; reads and writes no file.
-
-    --status-address must be well-formed.
-    """
+    """Refuses flags that do not go together; reads and writes no file."""
     from tff_dpftrl.runtime.status import access
 
     if args.status_token and args.status_open:

@@ -209,7 +209,7 @@ def run(args: argparse.Namespace) -> int:
     output.mkdir(parents=True, exist_ok=True)
     interruption = running.Interruption()
     with folder_lib.lock(output, _progress) as lock:
-        # Again: another sweep may have begun it.
+        # The check is repeated, since another sweep may have begun the run.
         axes = folder_lib.check(output, options, axes, kind)
         folder_lib.bind(output, digests)
         folder_lib.write(output, options, axes, kind)

@@ -80,10 +80,7 @@ def _leave_cores_to_clients(config: config_lib.TrainingConfig) -> None:
 
 
 def what_is_left(args: argparse.Namespace, command: str = "train", unit: str = "round") -> str:
-    """Returns what the results folder holds after an interruption, and what can be done with it.
-
-    `unit` is the name of what the command's runs commit: "round" or "step".
-    """
+    """Returns what the results folder holds after an interruption, and what to do with it."""
     if not manifest.exists(pathlib.Path(args.output)):
         return "No run had begun: there is nothing to resume."
     output = shlex.quote(args.output)
@@ -96,11 +93,7 @@ def what_is_left(args: argparse.Namespace, command: str = "train", unit: str = "
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains, or resumes, and returns the exit status.
-
-    What is wrong with options, files and population is found before TensorFlow is
-    imported, which takes several seconds.
-    """
+    """Trains, or resumes; user errors are found before TensorFlow is imported."""
     from tff_dpftrl.training import opening  # Not needed by --help.
 
     config, output = config_flags.config_from(args), pathlib.Path(args.output)

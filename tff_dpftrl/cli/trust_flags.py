@@ -97,10 +97,7 @@ def add_reviewers(parser: argparse._ActionsContainer, what: str) -> None:
 
 
 def reviewers(args: argparse.Namespace) -> approvals.Reviewers | None:
-    """Reads the reviewers whose approvals are required; None if none are.
-
-    A list with fewer reviewers than must approve is refused.
-    """
+    """Reads the list of reviewers, at least as many as must approve; None if none are required."""
     from tff_dpftrl.runtime.plans import approvals
 
     if args.reviewers is None:
@@ -120,7 +117,7 @@ class Trust:
         from tff_dpftrl.runtime import server_bundle, signing_keys
         from tff_dpftrl.runtime.protocol import certificate_attestation
 
-        # Whose address may change, as when one of a server's machines is lost.
+        # The address may change, for example when one of a server's machines is lost.
         self._folder = None if args.server else args.server_folder
         bundle = server_bundle.ServerBundle("", "", "", ())
         if args.server_bundle:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from typing import Any
 
 from tff_dpftrl import validation
@@ -104,7 +103,7 @@ class GridEncoding:
 
     `linf_stddevs` bounds a rotated coordinate, in standard deviations; None for the 2
     ln(padded_dim) of the paper. Clipping a coordinate distorts the client's vector but never
-    lengthens it, so this costs no privacy. `linf_clip_probability` bounds how often it happens.
+    lengthens it, so this costs no privacy.
 
     `noise_ratio` is the standard deviation of the noise in the sum itself, on one coordinate, over
     the inflated clip norm: the largest of all rounds, of all noise parties together. It is 0 where
@@ -219,19 +218,6 @@ class GridEncoding:
         return max(1.0, ratio) * (1 + DECODING_ALLOWANCE)
 
     @property
-    def linf_clip_probability(self) -> float:
-        """Bound on the probability that one client's update has a coordinate clipped.
-
-        Each coordinate of a randomly rotated vector is sub-Gaussian; the bound is
-        Hoeffding's and a union over coordinates. It holds for an update chosen
-        before the rotation seed.
-        """
-        factor = coordinate_factor(self.padded_dim, self.linf_stddevs)
-        if factor == 1:
-            return 0.0
-        return _sub_gaussian_tail(self.padded_dim, factor * math.sqrt(self.padded_dim))
-
-    @property
     def rounding_bias_bound(self) -> float:
         """Bound on ‖E[rounded | accepted] − x‖₂ for one client, in grid steps.
 
@@ -258,25 +244,6 @@ class GridEncoding:
         independently, and each rounding has variance at most 1/4.
         """
         return math.sqrt(num_clients) / 2 * self.granularity(clip_norm)
-
-    def wraparound_probability(self, modulus: int) -> float:
-        """Bounds the probability of a wrap-around if coordinates were not clipped.
-
-        It is for a comparison with implementations that leave out the ℓ∞ clip
-        and rely on a large modulus (Xu et al. 2023, footnote 2), where a
-        wrap-around raises the sensitivity to √d·M grid steps or less. This
-        package always clips; with `modulus >= self.modulus` it never wraps.
-
-        The sum of `max_clients` rotated vectors has norm at most K·max_clients
-        and sub-Gaussian coordinates (Hoeffding), and rounding moves a coordinate
-        by less than `max_clients`.
-
-        Tiny bounds are reported as the smallest normal float.
-        """
-        modulus = validation.integer("modulus", modulus, minimum=1)
-        room = (modulus - 1) / 2 - self.max_clients
-        stddev = self.max_clients * self.scaled_clip_norm / math.sqrt(self.padded_dim)
-        return _sub_gaussian_tail(self.padded_dim, room / stddev) if room > 0 else 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """Returns parameters and costs as JSON-compatible values, for results and statements."""
@@ -404,9 +371,3 @@ def for_inflation(
         norm *= 1 + step
         step *= 2
     return encoding(norm)
-
-
-def _sub_gaussian_tail(dim: int, stddevs: float) -> float:
-    """Computes the union bound 2 dim exp(−x²/2) for `dim` sub-Gaussian coordinates."""
-    log_probability = math.log(2 * dim) - stddevs**2 / 2
-    return max(math.exp(min(log_probability, 0.0)), sys.float_info.min)

@@ -247,7 +247,7 @@ class PlannedAmplified:
             groups, q = drawn.num_bins, 1.0
         else:  # As if the steps were independent: a little too little.
             groups, q = 1, drawn.share_per_round
-        # How many steps a group has: one more for the first ones.
+        # Number of steps of a group: one more for the first groups.
         steps, more = divmod(self.asked.num_steps, groups)
         if self.plan.pool is not None:
             missed, share = np.full(len(sizes), 1.0 - q), taken / sizes

@@ -147,7 +147,7 @@ def _better(
     """Chooses ELS or ULS by the noise of the average, relative to the gradients' size."""
     median = _median(options, users)
     choice, cohort, why = _group_and_cohort(options, users, public)
-    # Whichever is taken, the median was looked at.
+    # The median was looked at, whichever group size is taken.
     charged = dataclasses.replace(
         choice, epsilon=median.epsilon, source=f"{choice.source}, compared with {median.source}"
     )
@@ -225,7 +225,7 @@ def _example(
         budget = users.pool_size(1)
     if budget > pool:
         raise validation.UsageError(
-            # How many there are tells of the users more than ε covers.
+            # The number of examples tells more of the users than ε covers.
             f"compute_budget={budget} exceeds the number of examples in the pool: lower it, or "
             "raise group_size."
         )
@@ -285,7 +285,7 @@ def _clip_norm(
     if options.clip_norm is not None:
         return options.clip_norm, "given"
     public = _given("proxy_data", public)
-    # Few digits say as much as it is worth.
+    # The estimate is not worth more digits.
     norm = float(f"{CLIP_FACTOR * public.gradient_norms(rows):.2g}")
     return norm, (
         f"about half the median norm of the gradients of {public.num_users} public users "

@@ -181,7 +181,7 @@ def booked(
             )
             shares = tf.math.reciprocal_no_nan(num_rows)
             losses = shares * tf.reduce_sum(tf.reshape(losses, [-1, rows_per_unit]), axis=1)
-        # Of the sum of all losses: a token has a part in that of its own unit only.
+        # Gradients of the sum of all losses: a token affects only the loss of its own unit.
         outputs = [result.outputs for result in record.results]
         gradients = typing.cast(list[tf.Tensor], tape.gradient(losses, outputs))
         gradients = [tf.cast(gradient, tf.float32) for gradient in gradients]
@@ -379,7 +379,7 @@ class OfLosses:
         if chosen is self._loop:
             return True
         rng = np.random.default_rng(0)
-        # At initial weights, what is in the wrong place may be zero.
+        # At initial weights, gradients in the wrong place may be zero.
         moved = [tf.constant(x + rng.normal(0.0, 0.1, np.shape(x)), tf.float32) for x in weights]
         most, rows = self._rows_per_unit, tf.nest.map_structure(tf.convert_to_tensor, rows)
         sizes = [1, 1, most, 0, most // 2, 1, 1]  # Of one row, full, empty and padded.
@@ -392,7 +392,7 @@ class OfLosses:
         proper = norms[np.isfinite(norms) & (norms > 0.0)]
         if len(proper) < 2 or proper.max() < 1.01 * proper.min():
             return not must_tell
-        # With factors that differ: sums of gradients that are not clipped are right in any order.
+        # The factors differ, since sums of unclipped gradients are right in any order.
         arguments = (moved, rows, splits, tf.constant(np.median(proper) / 2.0, tf.float64))
         (found, of_units), (expected, _) = (way(*arguments) for way in (chosen, self._loop))
         rounding = 1e-6 * max(1.0, proper.max())
@@ -437,7 +437,7 @@ def _in_one_pass(
         norms = _norms(both)
         is_finite = tf.math.is_finite(norms)
         lengths = tf.sqrt(compared.length_squared)
-        # Where a length is no number, too.
+        # This is also so where a length is no number.
         is_alone = is_finite & tf.math.logical_not(lengths * tf.sqrt(squares) <= _CANCELLED * both)
         scales = tf.where(
             is_finite & tf.math.logical_not(is_alone),
@@ -498,7 +498,7 @@ def _with_padding(row_splits: tf.Tensor, rows_per_unit: int) -> tf.Tensor:
 def _with_copies(row_splits: tf.Tensor, rows_per_unit: int) -> tf.Tensor:
     """Returns indices of `rows_per_unit` rows for each unit, filled up with its first row.
 
-    A row that is not in the data might not be finite, and spoil others.
+    A made-up row might not be finite, and spoil others.
     """
     indices, ends = _indices(row_splits, rows_per_unit)
     first = tf.where(indices[:, :1] < ends, indices[:, :1], tf.zeros_like(ends))
@@ -661,7 +661,7 @@ def _is_formed(use: weight_uses.Use, result: _Result) -> bool:
         sizes = _last_size(use.inputs), _last_size(result.outputs)
         return math.prod(sizes) <= _LARGEST_FORMED * result.units.num_tokens * sum(sizes)
     if isinstance(use, weight_uses.Bias):
-        # Nothing is added to the cost of comparing the tokens for another use.
+        # The tokens are compared for another use anyway, so that this costs nothing.
         others = [x for x in result.uses if not isinstance(x, weight_uses.Bias)]
         return all(_is_formed(x, result) for x in others)
     return not isinstance(use, weight_uses.Lookup)
@@ -718,7 +718,7 @@ def _lengths(values: tf.Tensor) -> tf.Tensor:
 
 def _norms(squares: tf.Tensor) -> tf.Tensor:
     """Returns the root; infinite if the square is NaN or above the largest float32."""
-    # Rounding may leave less than nothing.
+    # Rounding may make the difference negative.
     norms = tf.sqrt(tf.maximum(squares, 0.0))
     return tf.where(squares <= tf.float32.max, norms, tf.constant(math.inf, tf.float64))
 
@@ -853,7 +853,7 @@ def _compared_tokens(num_biases: float, gradient: tf.Tensor, *others: tf.Tensor)
     added = sum(map(_last_size, inputs)) + int(num_biases)
     factor = tf.cast(_factor(alike, added), gradient.dtype)
     product = tf.matmul(factor, gradient, transpose_a=True)
-    # Where the factor is another's, the length is infinite or no number.
+    # Where the factor belongs to another matrix, the length is infinite or no number.
     square = tf.reduce_sum(_squares(product), axis=1)
     square += tf.where(tf.math.is_finite(length), tf.zeros_like(length), length)
     between = tf.zeros_like(square)
@@ -924,13 +924,13 @@ def _sums(
                 sums[use.name].append(of_use)
         added = {name: tf.add_n(of_uses) for name, of_uses in sums.items()}
         for name, ids, rows in tied:
-            # To few rows of a large table, in place.
+            # Few rows of a large table change, in place.
             distinct, index = tf.unique(ids)
             rows = tf.math.unsorted_segment_sum(rows, index, tf.size(distinct))
             added[name] = tf.tensor_scatter_nd_add(added[name], distinct[:, None], rows)
         return added
 
-    # Zeros are hardly ever needed, and as many numbers to copy as there are.
+    # Zeros are hardly ever needed, and would double the numbers to copy.
     return tf.cond(
         tf.reduce_all(kept), lambda: add_up(lambda values, kept: values), lambda: add_up(_zeroed)
     )
@@ -946,7 +946,7 @@ def _of_product(
     use: weight_uses.Product, inputs: tf.Tensor, gradient: tf.Tensor, scale: tf.Tensor
 ) -> tf.Tensor:
     """Returns the gradient of a matrix, each token times its scale."""
-    # The scores' gradient is much the largest tensor, and is not copied.
+    # The gradient of the scores is by far the largest tensor. It is not copied.
     if _last_size(inputs) < _last_size(gradient):
         inputs *= scale
     else:

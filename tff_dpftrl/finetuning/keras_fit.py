@@ -150,7 +150,7 @@ def private_fit(
         return tf.nest.map_structure(lambda array: _as_in_fit(array[index]), (inputs, targets))
 
     few = rows_at(np.linspace(0, len(targets) - 1, _TRIED_ROWS, dtype=int))
-    # It makes the weights; a layer might keep what it is called with.
+    # The call makes the weights. A layer might keep its inputs.
     model(tf.nest.map_structure(lambda array: tf.zeros_like(array[:1]), few[0]), training=False)
     _refuse_ignored(model)
     made = custom_run.Model.of_keras(model, trained_on=trained_on)
@@ -183,7 +183,7 @@ def private_fit(
             custom_run.Examples(
                 users,
                 read,
-                # With the ids and numbers of examples of the users, the rows tell what is whose.
+                # Ids, numbers of examples and rows together tell which example belongs to whom.
                 digest=_digest((inputs, targets, np.concatenate(list(rows.values())))),
             ),
             passes.Passes(
@@ -266,7 +266,7 @@ def _units(
                 "user_ids need examples_per_user, the largest number of examples of one user in a "
                 "step: give it, without a look at these users."
             )
-        # An array of a list would have its numbers and None as text.
+        # NumPy would make an array of texts of a list with numbers and None.
         cells = user_ids if isinstance(user_ids, (list, tuple)) else np.asarray(user_ids)
         shape = [len(cells)] if isinstance(cells, (list, tuple)) else list(cells.shape)
         if shape != [num_examples]:
@@ -367,7 +367,7 @@ def _refuse_another_objective(
     """Refuses a model whose gradient in `fit` is not the mean of those of single rows."""
     rows = inputs, targets = tf.nest.map_structure(tf.convert_to_tensor, rows)
     weights = [tf.convert_to_tensor(weight) for weight in made.weights]
-    # First: what the model would keep of these rows is not the caller's to see.
+    # This comes first: the caller must not see what the model would keep of these rows.
     losses_trial.refuse_state(made.row_losses, weights, rows)
     total, norms = [tf.zeros_like(weight) for weight in weights], []
     for row in range(len(targets)):

@@ -28,12 +28,12 @@ _WITHOUT_DROPOUT = (
     "leave dropout and other randomness out; a step that is repeated after a "
     "crash must be the same, and the noise of the guarantee regularises too."
 )
-# Operations of TensorFlow whose numbers are others each time.
+# Operations of TensorFlow that return other numbers at each call.
 _DRAWS = re.compile(
     r"Random|Stateful(Random|Standard|Truncated|Uniform)|(Parameterized)?TruncatedNormal"
     r"|Multinomial|Rng|NonDeterministic|SampleDistorted|\w*CandidateSampler"
 )
-# Those of a seed: other ones each time only if the seed is a variable that changes.
+# Operations with a seed: the numbers change only if the seed is a variable that changes.
 _SEEDED_DRAWS = re.compile(r"Stateless(Random|Truncated|Parameterized|Multinomial|Shuffle)")
 _PERTURBATION = 0.1  # Standard deviation of made-up weights around the given ones.
 
@@ -172,10 +172,7 @@ def refuse_mixing_layers(model: keras_versions.Model) -> None:
 def refuse_mixed_rows(
     row_losses: clipped_sums.RowLosses, weights: Sequence[tf.Tensor], rows: clipped_sums.Rows
 ) -> None:
-    """Refuses losses of rows that depend on the rows beside them, by trying at least two rows.
-
-    The rows are made up or public.
-    """
+    """Refuses losses of rows that depend on the rows beside them, by trying at least two."""
     num_rows = int(tf.nest.flatten(rows)[0].shape[0])
     if num_rows < 2:
         raise validation.UsageError(f"rows must be at least two, for the trial; got {num_rows}.")

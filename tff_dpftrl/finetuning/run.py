@@ -89,11 +89,7 @@ def finetune(
 def finetune_opened(
     opened: opening.OpenedRun, progress: progress_lib.Progress = progress_lib.to_stderr
 ) -> report.TrainingResults:
-    """Fine-tunes in a run that `opening` has opened, to its end.
-
-    Metrics, statement and summary are also in the folder. After an error every committed step is
-    kept.
-    """
+    """Fine-tunes in a run that `opening` has opened; errors keep every committed step."""
     return run_lib.train(
         opened.output,
         opened.known,
@@ -126,7 +122,7 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
         progress,
     )
     chosen = dataclasses.replace(chosen, privacy=_with_figures(config, chosen.privacy))
-    # Exact figures of the held-out users, and `config.json` may be published.
+    # These are exact figures of the held-out users, but `config.json` may be published.
     exact = {
         "pretrained_top1": float(before["top1_in_vocab"]),
         "pretrained_loss": float(before["loss"]),

@@ -15,7 +15,7 @@ from tff_dpftrl.runs import prepared
 from tff_dpftrl.runs import progress as progress_lib
 
 _TRIED_ROWS = 4
-# So many units whose gradients are all not finite come of the model, not of a few bad examples.
+# If the gradients of so many units are all not finite, the model is the reason, not bad examples.
 _NOT_FINITE_UNITS = 8
 
 ReadExamples = Callable[[Sequence[tuple[str, int]]], clipped_sums.Rows]

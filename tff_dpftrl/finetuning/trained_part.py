@@ -50,10 +50,7 @@ class TrainedPart:
         return list(weights) if self._adapters is None else self._adapters.merged(weights)
 
     def keep(self, output: pathlib.Path) -> None:
-        """Writes to a run's folder what `kept` and `publish` need there.
-
-        These are the fixed weights, if there are any, and config and tokenizer of a checkpoint.
-        """
+        """Writes the fixed weights, and a checkpoint's config and tokenizer, to a run's folder."""
         if self.initial.checkpoint is not None:
             hugging_face.copy_rest(self.initial.checkpoint, output / hugging_face.FOLDER)
         if self._adapters is not None:

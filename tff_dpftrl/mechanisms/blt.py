@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -63,46 +63,6 @@ class Blt(strategy.Strategy):
         order = sorted(range(len(decay)), key=lambda i: -decay[i])
         object.__setattr__(self, "buf_decay", tuple(decay[i] for i in order))
         object.__setattr__(self, "output_scale", tuple(scale[i] for i in order))
-
-    @classmethod
-    def from_pair(cls, buf_decay: Sequence[float], inverse_buf_decay: Sequence[float]) -> Blt:
-        """Builds the BLT whose decays are θ and whose inverse has decays θ̂ (Alg. 5).
-
-        Args:
-          buf_decay: Buffer decays θ of C, shape [d].
-          inverse_buf_decay: Buffer decays θ̂ of C⁻¹, shape [d], interlaced with θ:
-            θ_1 > θ̂_1 > θ_2 > θ̂_2 > ..., which makes ω positive.
-
-        Returns:
-          The strategy.
-
-        Raises:
-          ValueError: If the two do not interlace or lie outside (0, 1).
-        """
-        decay = validation.numbers("buf_decay", buf_decay)
-        inverse_decay = validation.numbers("inverse_buf_decay", inverse_buf_decay)
-        poles, zeros = np.sort(1.0 - np.array(decay)), np.sort(1.0 - np.array(inverse_decay))
-        chain = np.ravel(np.column_stack([poles, zeros])) if len(poles) == len(zeros) else [0.0]
-        if not (np.all(np.diff(chain, prepend=0.0) > 0) and chain[-1] < 1):
-            raise validation.UsageError(
-                "buf_decay and inverse_buf_decay must interlace within (0, 1), largest first "
-                f"buf_decay, got {tuple(buf_decay)} and {tuple(inverse_buf_decay)}."
-            )
-        return cls.from_complements(poles, zeros)
-
-    @classmethod
-    def from_complements(cls, poles: np.ndarray, zeros: np.ndarray) -> Blt:
-        """Builds the BLT from 1 - θ and 1 - θ̂, which keep their digits near θ = 1.
-
-        Args:
-          poles: Complements 1 - θ, shape [d], increasing and interlaced with `zeros`.
-          zeros: Complements 1 - θ̂, shape [d], increasing.
-
-        Returns:
-          The strategy.
-        """
-        scale = blt_losses.pole_residues(poles, zeros)
-        return cls(tuple((1.0 - poles).tolist()), tuple(scale.tolist()))
 
     @property
     def num_buffers(self) -> int:

@@ -39,17 +39,3 @@ def update_noise_multiplier(noise_multiplier: float, clipped_count_stddev: float
     ratio = COUNT_SENSITIVITY * z / stddev
     # 1 − ratio², without cancellation where the counts take nearly everything.
     return z / math.sqrt((1.0 - ratio) * (1.0 + ratio))
-
-
-def total_noise_multiplier(update_noise_multiplier: float, clipped_count_stddev: float) -> float:
-    """Computes z = (z_Δ⁻² + (2 σ_b)⁻²)^(−1/2) of both streams together, which is accounted for.
-
-    z_Δ is the noise multiplier of the clipped updates, σ_b the standard deviation of the noise on
-    the count. z is 0 if one of the streams has no noise.
-    """
-    updates = validation.noise_multiplier(update_noise_multiplier, "update_noise_multiplier")
-    counts = validation.number("clipped_count_stddev", clipped_count_stddev, at_least=0)
-    counts /= COUNT_SENSITIVITY
-    smaller, larger = min(updates, counts), max(updates, counts)
-    # The form with 1 / z_Δ overflows for tiny noise.
-    return 0.0 if smaller == 0.0 else smaller / math.hypot(1.0, smaller / larger)

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tff_dpftrl import validation
 from tff_dpftrl.models import metrics
 
 ORDER = 4
@@ -22,9 +21,9 @@ ORDER = 4
 WEIGHTS = (0.11, 0.26, 0.42, 0.59)
 """Weight of the cache where the longest n-gram that it has for a context is of order 1, 2, 3, 4.
 
-They are those of `fit_weights` on public text: 17,164 words of docstrings of Python's standard
-library, a module being a user, for a model that was pretrained on other modules. No protected
-text was looked at. `experiments/cache_weights.py` fits them again.
+They were fitted by `experiments/cache_weights.py` to public text: 17,164 words of docstrings of
+Python's standard library, a module being a user, for a model that was pretrained on other modules.
+No protected text was looked at.
 """
 
 
@@ -114,36 +113,6 @@ def lookup(
         cached = tf.where(is_found, shares, cached)
         longest += tf.cast(is_found, tf.int32)
     return tf.transpose(cached), longest
-
-
-def fit_weights(
-    probabilities: np.ndarray, cached: np.ndarray, longest: np.ndarray, num_steps: int = 200
-) -> tuple[float, ...]:
-    """Fits the weights of a cache to text, by expectation maximisation of its likelihood.
-
-    Give it public text only. Weights that were fitted to text of protected users, whether they
-    trained or not, are exact figures of that text, which no privacy statement covers. All arrays
-    have shape [n], for n words: their probability in a predictor, in the cache, and the order of
-    the longest n-gram found. An order that was not found has the weight 0.
-    """
-    given = {"probabilities": probabilities, "cached": cached}
-    for name, array in given.items():
-        array = np.asarray(array)
-        if array.shape != np.shape(longest) or not ((array >= 0) & (array <= 1)).all():
-            raise validation.UsageError(
-                f"{name} must be probabilities, one for each of the {np.size(longest)} of longest, "
-                f"got shape {list(array.shape)} with values that are perhaps not between 0 and 1."
-            )
-    weights = []
-    for order in range(1, ORDER + 1):
-        model, cache = (np.asarray(part, np.float64)[longest == order] for part in given.values())
-        weight = 0.5 if len(model) else 0.0
-        for _ in range(num_steps if len(model) else 0):
-            mixed = (1.0 - weight) * model + weight * cache
-            shares = np.divide(weight * cache, mixed, out=np.zeros_like(mixed), where=mixed > 0.0)
-            weight = float(shares.mean())
-        weights.append(weight)
-    return tuple(weights)
 
 
 def mixture(probabilities: np.ndarray, cached: np.ndarray, longest: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ Proof. Write u = 2⁻⁵³ and m = `clipping.CLIP_MARGIN`.
    section 4.2), and is within γ Σ ‖x_i‖ ≤ γ n B of the exact one.
 3. *Both together.* The computed sums of neighbours differ by at most
    B + 2 γ n B ≤ C (1 - m) (1 + 1e-7) (1 + 2 n² u / (1 - n u)), and that is at most C
-   while 2 n² u / (1 - n u), the `relative_error`, is at most 9.8e-6. It is 2.3e-8 for
+   while 2 n² u / (1 - n u), the relative error, is at most 9.8e-6. It is 2.3e-8 for
    10⁴ clients and 8.9e-6 for 2·10⁵. ∎
 
 In float32, u is 2⁻²⁴: one rounding of the sum of n aligned clients is up to 2⁻²⁴ n of a
@@ -43,7 +43,7 @@ to the grid after it was correlated, in float64: `noise_stream` says where that 
 has a relative error of at most γ too, and the quotient is no longer than C: the
 computed quotients of neighbours err by at most C (4 γ + 2 u) together, relative to the
 charged sensitivity 2 C / W by W (2 γ + u), where the smallest divisor W is a number of
-clients. For W ≤ n that is below the same `relative_error`; for W > n the divisor is exact
+clients. For W ≤ n that is below the same relative error; for W > n the divisor is exact
 and the quotient no longer than n C / W, so that γ n is left.
 """
 
@@ -60,19 +60,8 @@ from tff_dpftrl.numpy_noise import secure_draws
 DTYPE = tf.float64
 """Dtype in which clipped updates are summed and noised, here and in `aggregators.inner_sum`."""
 
-UNIT_ROUNDOFF = 2.0**-53
-"""Unit roundoff u of `DTYPE`."""
-
 MAX_CLIENTS = 200_000
 """Largest number of clients in a sum for which the margin of the clip covers rounding."""
-
-
-def relative_error(num_clients: int, unit_roundoff: float = UNIT_ROUNDOFF) -> float:
-    """Bounds the rounding error in a client's effect on a computed sum, as a fraction of B.
-
-    It is 2 n² u / (1 - n u).
-    """
-    return 2 * num_clients**2 * unit_roundoff / (1 - num_clients * unit_roundoff)
 
 
 def check_clients_per_round(clients_per_round: float) -> float:

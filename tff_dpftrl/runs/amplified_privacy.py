@@ -349,7 +349,7 @@ class AmplifiedPrivacy(privacy.Privacy):
         scale, simulated, drawn = 1.0, None, wanted
         if self.deployment is not None:
             drawn, population = self._drawn(num_clients), self.deployment.population
-            # As many clients as each expects: whole bins may be larger than clients_per_round.
+            # Each round expects this many clients: whole bins may be larger than clients_per_round.
             scale = drawn.share_per_round * num_clients / (wanted.share_per_round * population)
             spent = accounted(
                 wanted, strategy, noise_multiplier=noise_multiplier, num_rounds=self.num_rounds
@@ -462,7 +462,7 @@ class AmplifiedPlan(privacy.FederatedPlan):
         return samplings.rounds_of(self._spent(num_rounds), self.sampling.kind)
 
     def _spent(self, num_rounds: int) -> samplings.Bounded:
-        # In whole turns, so that not every round is accounted for anew; more rounds cost no less.
+        # Whole turns, so that not every round is accounted for anew. More rounds never cost less.
         turn = self.declared.min_sep
         return accounted(
             self.sampling,

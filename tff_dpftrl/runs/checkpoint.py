@@ -161,13 +161,9 @@ class CheckpointFolder:
         return self.folder / f"round_{rounds_done:08d}_{fingerprint}.npz"
 
     def save(self, rounds_done: int, snapshot: Snapshot, saved: Mapping[str, Any]) -> str:
-        """Writes a checkpoint, atomically, and returns its fingerprint; older checkpoints stay.
-
-        `saved` has JSON-compatible values to keep with the state, like the metrics of the last
-        round.
-        """
+        """Writes a checkpoint atomically, beside the older ones, and returns its fingerprint."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        # Hashed while it is written: the name is needed last of all.
+        # The state is hashed while it is written, since the name is needed last.
         with futures.ThreadPoolExecutor(1) as pool:
             fingerprint = pool.submit(snapshot.fingerprint, binding=self._binding)
 

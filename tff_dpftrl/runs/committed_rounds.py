@@ -98,7 +98,8 @@ def begin_or_resume(
     try:
         if not is_new:
             state = rounds.restore()[0].in_structure_of(state, by_name=True)
-        # The claim is bound to the state: its file says what differs. Who has the ledger writes it.
+        # The state is bound to the claim, whose file shows what differs. The process that holds the
+        # ledger writes it.
         if is_new or not path.exists():
             _keep_strategy(folder, claim)
             durable_files.write(path, json.dumps(now).encode(), private=True)

@@ -136,7 +136,7 @@ class DpFtrlPrivacy(privacy.Privacy):
         if self.deployment is None:
             return self._wanted_schema(num_clients)
         privacy.check_population(num_clients, self.clients_per_round)
-        # No claim rests on it, and runs that began earlier have it in their ledgers.
+        # No claim rests on this schema, and earlier runs have it in their ledgers.
         return _as_often_as_fits(num_clients, self.clients_per_round, self.num_rounds)
 
     def _strategy(self, schema: schema_lib.MinSep) -> strategy_lib.Strategy | None:
@@ -327,7 +327,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
 
     @override
     def noise_to_signal(self, num_parameters: int) -> float:
-        # With adaptive clipping it is a little more, since z is that of both streams.
+        # With adaptive clipping the noise is a little larger, since z is that of both streams.
         if self.strategy is None:
             return 0.0
         inflation = 1.0 if self.encoding is None else self.encoding.inflation

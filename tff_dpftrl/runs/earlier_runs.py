@@ -29,7 +29,7 @@ def facts_of(folder: pathlib.Path, users: Sequence[str]) -> dict[str, Any]:
     same = None
     identities = _read(folder / _COPY).get("identities", {})
     theirs = next((identities[name] for name in _USERS if name in identities), None)
-    # The names of examples are their places, the same ones in any data.
+    # Examples are named by their position, so that names are the same in any data.
     if theirs is not None and all(run.unit_of_privacy != "example" for run in chain):
         same = theirs == manifest.identity(users)
         if len(chain) > 1 and same:

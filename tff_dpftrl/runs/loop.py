@@ -138,7 +138,7 @@ class Loop:
         self._check_finite(trained.state)
         self._state = trained.state
         row["seconds"] = time.monotonic() - start
-        # Nothing of a round is shown before: until then it may be trained again, with other noise.
+        # Nothing of a round is shown before its commit: it may be trained again, with other noise.
         self._rounds.commit(round_index, self._state, row)
         self._warn_of_dropped(trained.num_not_finite, round_index, len(members))
         self._publish(self._measured(row))
@@ -212,7 +212,7 @@ class Loop:
     def _finish(self) -> None:
         """Evaluates the last model, if that has not been done yet, and examines it."""
         last = self._log.rows[-1]
-        # Exact, or with noise: of a lost private table, only the noised ones are left.
+        # Exact figures, or noised ones: without the private table, only the noised ones are left.
         measured = [value for name, value in last.items() if "eval_" in name]
         if measured and all(value is None for value in measured):
             self._publish({**last, **self._evaluated(last["round"])})

@@ -34,7 +34,7 @@ TRAINING: Kind = "training"
 FINETUNING: Kind = "finetuning"
 CUSTOM_FINETUNING: Kind = "custom finetuning"
 
-# What runs of a kind are begun with, and how they are resumed.
+# Commands that begin and resume the runs of each kind.
 _COMMANDS: dict[Kind, tuple[str, str]] = {
     TRAINING: ("tff-dpftrl train", "tff-dpftrl train --resume --output"),
     FINETUNING: ("tff-dpftrl finetune", "tff-dpftrl finetune --resume --output"),
@@ -51,7 +51,7 @@ NAME = "config.json"
 PRIVATE = "private"
 """Name of the folder of a run's secrets, in that of the run."""
 
-# Folders of something else, by a file in them, and what to do with them.
+# Files that show that a folder holds something else, and what to do with such a folder.
 _OTHER_FOLDERS = {
     "task.pb": "a task for devices, which tff-dpftrl task report reports",
     "pretraining.json": "a model of tff-dpftrl pretrain, which --initial-weights begins with",
@@ -59,7 +59,7 @@ _OTHER_FOLDERS = {
     str(joint_runs.RECORD): "a sweep with --select, whose runs stay secret, and which the same "
     "command goes on with",
 }
-# Files that a new run would replace, if there are any without a manifest.
+# Files without a manifest that a new run would replace.
 _RESULTS = (
     *("model.npz", "weights.npz", "vocabulary.json", "metrics.csv", "privacy_statement.json"),
     "private/metrics.csv",

@@ -48,14 +48,10 @@ class MetricsLog:
     """
 
     def __init__(self, folder: pathlib.Path, columns: Sequence[Column], rounds_done: int):
-        """Opens the log, whose first column is "round", counted from 1.
-
-        Rows after `rounds_done`, of a run that was interrupted before it could commit them, are
-        dropped.
-        """
+        """Opens the log; rows after `rounds_done`, which were never committed, are dropped."""
         self._columns = tuple(column.name for column in columns)
         published = tuple(column.name for column in columns if not column.is_exact)
-        # The one that is read comes first: a crash between them leaves no row out.
+        # The table that is read is written first: a crash between the two leaves no row out.
         self._tables = {folder / EXACT_TABLE: self._columns, folder / _TABLE: published}
         self.rows = read_rows(folder, rounds_done)
         self._is_written = False  # Whether the files hold `rows` and nothing else.
@@ -63,10 +59,7 @@ class MetricsLog:
         durable_files.write(folder / _NOTE, _note(columns).encode("utf-8"))
 
     def append(self, row: Mapping[str, Any]) -> Row:
-        """Adds the row of the next round, or replaces the last row if it is of the same round.
-
-        Columns left out stay empty. The returned row has all columns.
-        """
+        """Adds the row of the next round, or replaces that of the same round; returns it whole."""
         values = {name: row.get(name) for name in self._columns}
         if any(row["round"] == values["round"] for row in self.rows[-1:]):
             self.rows.pop()
@@ -94,10 +87,7 @@ def _line(row: Mapping[str, Any], columns: Sequence[str]) -> bytes:
 
 
 def table(folder: pathlib.Path) -> pathlib.Path:
-    """Returns the path of the table with all columns that there are, in `private/`.
-
-    Older runs, and folders without `private/`, have `metrics.csv` only.
-    """
+    """Returns the path of the table with all columns; older runs have none in `private/`."""
     exact = folder / EXACT_TABLE
     return exact if exact.exists() else folder / _TABLE
 
@@ -108,10 +98,7 @@ def is_of_earlier_version(folder: pathlib.Path) -> bool:
 
 
 def read_rows(folder: pathlib.Path, rounds_done: int) -> list[Row]:
-    """Reads the rows of the committed rounds, with all columns that `table` has.
-
-    There are none if there is no table yet; a damaged one is refused.
-    """
+    """Reads the rows of the committed rounds; none if there is no table, damaged ones refused."""
     path = table(folder)
     if not rounds_done or not path.exists():
         return []

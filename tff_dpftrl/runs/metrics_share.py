@@ -19,11 +19,7 @@ def of(shares: str | None) -> float | None:
 
 
 def check(config: Any) -> None:
-    """Refuses options that no metrics can be released with.
-
-    That are both an ε and a share, a share without a whole, or an ε that leaves nothing of the
-    whole.
-    """
+    """Refuses an ε beside a share, a share without a whole, or an ε that leaves nothing of it."""
     share, epsilon, whole = of(config.budget_shares), config.metrics_epsilon, config.target_epsilon
     if share is not None and epsilon is not None:
         raise validation.UsageError(

@@ -40,20 +40,13 @@ EXACT_BESIDE_RELEASED = (
 
 
 def not_covered(exact: str, others: Sequence[parts.Part]) -> str:
-    """Returns what a statement says of the exact figures of a run.
-
-    `exact` is the sentence on the figures of its kind of run; parts of its budget may stand for
-    them.
-    """
+    """Returns a statement's sentence on exact figures: `exact`, unless metrics are released."""
     is_released = any(part.name == parts.METRICS for part in others)
     return EXACT_BESIDE_RELEASED if is_released else exact
 
 
 def check_parts(others: Sequence[parts.Part], deployment: simulated_run.Deployment | None) -> None:
-    """Refuses other parts than the weights of a run that simulates a larger one.
-
-    They are of other users than those of the larger run.
-    """
+    """Refuses other parts in the budget of a simulated larger run, which has other users."""
     if others and deployment is not None:
         raise validation.UsageError(
             f"The {others[0].name} of a run with simulate_report_goal cannot be a part of its "

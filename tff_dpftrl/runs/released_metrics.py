@@ -42,9 +42,9 @@ _DOMAIN = b"tff_dpftrl released metrics 1"
 _DOMAIN_OF_EVALUATION = b"tff_dpftrl released evaluation 1"
 _SAFETY = 1e-12  # Relative excess of noise for rounding.
 _SEED_BYTES = 32
-# A mean is told where its denominator is more than three standard deviations of its noise.
+# A mean is reported if its denominator exceeds three standard deviations of its noise.
 _LEAST_SIGNAL = 3.0
-# What is released is rounded to this part of the noise, so that its last bits tell nothing.
+# Released values are rounded to this part of the noise, so that their last bits tell nothing.
 _GRID = 2.0**-12
 _LAST_SHARE = 0.25
 _NORM = 1.0 - 1e-9  # What float64 rounds is far less.
@@ -148,10 +148,7 @@ class Figures:
     def of_last_rounds(
         self, rows: Sequence[Mapping[str, Any]], stddev: float, unit: str = "round"
     ) -> str | None:
-        """Returns the means of `over_last_rounds` in a sentence.
-
-        None if there are no noised sums, or noise outweighs all means.
-        """
+        """Returns `over_last_rounds` in a sentence; None without sums, or with noise alone."""
         values, num_rounds = self.over_last_rounds(rows, stddev)
         shown = [
             f"{mean.column.removeprefix('noised_')} {values[mean.column]:.4g} ± "
@@ -251,10 +248,7 @@ def noise_of(plan: privacy.PrivacyPlan) -> float | None:
 
 
 def noise_of_evaluation(plan: privacy.PrivacyPlan, evaluations: int) -> float | None:
-    """Returns the standard deviation of an evaluation's noise; None if none are released.
-
-    `evaluations` is the number of evaluations that the run was planned with.
-    """
+    """Returns the standard deviation of the noise of an evaluation; None if none are released."""
     rho = math.fsum(one.rho_zcdp for one in plan.others if one.name == parts.EVALUATION)
     return math.sqrt(evaluations * 0.5 / rho) if rho else None
 
@@ -277,10 +271,7 @@ class Release:
         self._domain = _DOMAIN_OF_EVALUATION if of_evaluation else _DOMAIN
 
     def of_round(self, round_index: int, sums: np.ndarray) -> dict[str, float | None]:
-        """Releases the figures of a round, counted from 0, by column of `metrics.csv`.
-
-        `sums` are in units of their bounds, shape [n]. Commit the result before it is shown.
-        """
+        """Releases a round's sums, in units of bounds. Commit the result before it is shown."""
         size = len(self._figures.bounds)
         seed = secrets.randbits(8 * _SEED_BYTES) if self._seed is None else self._seed
         drawn = gaussians(seed, round_index, size, domain=self._domain)

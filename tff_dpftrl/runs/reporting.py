@@ -16,7 +16,7 @@ from tff_dpftrl.runs import committed_rounds, metrics_log, released_model, state
 from tff_dpftrl.runs import prepared as prepared_lib
 
 _PICTURE = "privacy.png"
-# What an audit is about: if one of these has changed, it was of another claim.
+# Entries that an audit is about: if one of them has changed, the audit tested another claim.
 _CLAIM = ("mechanism", "parameters", "epsilon", "delta", "declared", "accounted", "observed")
 
 
@@ -25,10 +25,7 @@ def write(
     run: prepared_lib.Reportable,
     rounds: committed_rounds.CommittedRounds,
 ) -> Any:
-    """Writes the report of a run that this process has open, with at least one committed round.
-
-    Statement, curves, model and README in the folder are replaced.
-    """
+    """Replaces the report of a run that this process has open, with a committed round."""
     done, plan, schedule = rounds.rounds_done, run.plan, run.schedule
     if done == 0:
         raise validation.UsageError(

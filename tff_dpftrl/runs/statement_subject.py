@@ -77,7 +77,7 @@ def bound(
 
     The keyed digest needs `private/` in the folder that the statement is written to.
     """
-    # Those of the run are in the way where this statement was made of that of a run.
+    # Entries of the run are removed where this statement was made from a run's statement.
     kept = {k: v for k, v in statement.subject.items() if k not in privacy_statement.DIGESTS}
     made = digests(output, json.loads(statement.to_json()))
     return dataclasses.replace(statement, subject=kept | made)

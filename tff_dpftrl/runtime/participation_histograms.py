@@ -158,8 +158,7 @@ class ObservedRounds:
     # Lower bound of the smallest stride that was reported in rounds that are not unknown; None if
     # no device reported a second time.
     min_sep: int | None = None
-    # Upper bound of the largest number of times reported in these rounds.
-    max_participations: int = 0
+    max_participations: int = 0  # Upper bound of the largest number of times in these rounds.
     unknown_rounds: int = 0  # Number of rounds whose sums no devices could have made.
     contradicting_reports: int = 0  # Number of reports with a stride below the declared one.
     contradicting_rounds: int = 0  # Number of rounds with such a report.

@@ -35,9 +35,8 @@ class Settings:
     """Settings of a server."""
 
     address: str = addresses.DEFAULT_ADDRESS  # Host and port for devices; port 0 takes a free one.
-    # Host and port for the status page; None for no page.
-    status_address: str | None = addresses.DEFAULT_ADDRESS
-    status_access: access.Access = access.Access()  # Who may read the status page.
+    status_address: str | None = addresses.DEFAULT_ADDRESS  # None for no status page.
+    status_access: access.Access = access.Access()  # Readers of the status page.
     # Host names and addresses that devices connect to. A certificate is made here for them, or one
     # that was made before has to have them; None for loopback, or those that it has.
     names: Sequence[str] | None = None
@@ -48,7 +47,6 @@ class Settings:
     # Relative numbers of available devices at each full hour of UTC, to begin with; shape [24].
     availability: Sequence[float] = (1.0,) * 24
     round_seconds: float = 60.0  # Approximate seconds from one selection to the next.
-    # Limits on what devices may use.
     limits: limits_lib.Limits = dataclasses.field(default_factory=limits_lib.Limits)
     # Largest number of devices chosen for each report of a round's goal, where many have not
     # reported.

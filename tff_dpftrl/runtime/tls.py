@@ -29,11 +29,9 @@ _VALID_DAYS = 365
 class ServerCertificate:
     """A server's certificate and its private key."""
 
-    # Certificate in PEM, followed by the certificates of its authorities, if any.
-    certificate: bytes
+    certificate: bytes  # Certificate in PEM, followed by those of its authorities, if any.
     key: bytes = dataclasses.field(repr=False)  # Private key in PEM.
-    # DNS names and IP addresses in the certificate; the first one names the server.
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # DNS names and IP addresses; the first names the server.
 
     def lacks(self, names: Sequence[str]) -> list[str]:
         """Returns those of some names that the certificate does not have."""

@@ -187,10 +187,9 @@ class Entry:
     """Entry of one file in a log."""
 
     kind: str  # Kind of the file: "server plan", "device plan", "terms" or "statement".
-    of: str  # What it is of: names of population and task, or that of a run's folder.
+    of: str  # Names of population and task, or name of a run's folder.
     sha256: str  # SHA-256 of the file, hexadecimal.
-    # When it was entered by the keeper's clock, in UTC, ISO 8601; nobody vouches for it.
-    entered: str
+    entered: str  # Time by the keeper's clock, UTC, ISO 8601; nobody vouches for it.
 
     def line(self) -> bytes:
         """Returns the line of the entry, without its end."""

@@ -103,8 +103,8 @@ def check_noise_parties(
 ) -> list[bytes]:
     """Checks that the noise parties which the device was promised are in its group.
 
-    `check` has accepted the directory. Returns the parties' public keys for masks, in the order of
-    `demanded`. It raises a subclass of `ProtocolRefusedError`.
+    `check` must have accepted the directory. Returns the parties' public keys for masks, in the
+    order of `demanded`. It raises a subclass of `ProtocolRefusedError` that names the reason.
     """
     promised = demanded.noise_parties
     parties = {keys_.party: keys_ for keys_ in directory.noise_parties}

@@ -20,7 +20,6 @@ from tff_dpftrl.secure_sums import masks, secret_sharing, secure_sum_pb2
 PUBLIC_KEY_BYTES = 32
 PRIVATE_KEY_BYTES = 32
 MAX_PROOF_BYTES = 4096
-SIGNATURE_BYTES = 64
 SEED_BYTES = 32
 COMMITMENT_BYTES = 32
 SEALED_SHARES_BYTES = 2 * secret_sharing.SHARE_BYTES + 16
@@ -93,7 +92,7 @@ class KeyPair:
     def mask_key(self, session: bytes, index: int, other: int, others_public: bytes) -> bytes:
         """Derives the key (`masks.KEY_BYTES` bytes) of the mask that two devices have in common.
 
-        `index` is that of the device with this pair. `is_sound` has checked the other public key.
+        `index` is that of the device with this pair. The caller checks the other key by `is_sound`.
         """
         return self._agree(_FOR_PAIR_MASK, session, index, other, others_public)
 
@@ -101,16 +100,16 @@ class KeyPair:
         """Derives the key of the mask that a device has in common with a noise party.
 
         A device uses the pair of its encryption key, of which nobody ever gets shares. The other
-        side's public key, checked by `is_sound`, is the device's encryption key, or the noise
-        party's key for masks. The session is `Parameters.noise_session`. The key has
-        `masks.KEY_BYTES` bytes.
+        side's public key is the device's encryption key, or the noise party's key for masks. The
+        caller checks it by `is_sound`. The session is `Parameters.noise_session`. The mask's key
+        has `masks.KEY_BYTES` bytes.
         """
         return self._agree(_FOR_NOISE_MASK, noise_session, device, device, others_public)
 
     def channel(self, session: bytes, index: int, other: int, others_public: bytes) -> Channel:
         """Opens this device's end of the encrypted channel of two devices through the server.
 
-        `is_sound` has checked the other public key for encryption.
+        The caller checks the other public key for encryption by `is_sound`.
         """
         key = self._agree(_FOR_SHARES, session, index, other, others_public)
         return Channel(key, session, index, other)
@@ -150,8 +149,8 @@ class Channel:
 def self_mask(seed: int, session: bytes, index: int) -> tuple[bytes, bytes]:
     """Derives the key of a device's self-mask, and the commitment to its seed.
 
-    The seed is a random number below 2²⁵⁶ (or OverflowError). The commitment, COMMITMENT_BYTES
-    bytes, is derived beside the key and reveals nothing about it.
+    The seed is a random number below 2²⁵⁶; a larger one raises OverflowError. The commitment has
+    COMMITMENT_BYTES bytes. It is derived beside the key and reveals nothing about it.
     """
     raw = seed.to_bytes(SEED_BYTES, "big")
     length = masks.KEY_BYTES + COMMITMENT_BYTES
@@ -168,7 +167,7 @@ class IdentityKey:
         self.public = self._private.public_key().public_bytes_raw()
 
     def sign_advertisement(self, session: bytes, keys: secure_sum_pb2.KeyAdvertisement) -> bytes:
-        """Signs both public keys of a device; returns SIGNATURE_BYTES bytes."""
+        """Signs both public keys of a device; returns 64 bytes."""
         return self._private.sign(_advertisement(session, keys))
 
     def sign_survivors(self, session: bytes, digest: bytes, bitmap: bytes) -> bytes:

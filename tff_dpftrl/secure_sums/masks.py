@@ -1,12 +1,12 @@
 """Masks, expanded from keys of 32 bytes, and sums that they are added to and removed from.
 
-A mask is the key stream of AES-256 in counter mode, read as words. Every entry is uniform
-modulo its segment's modulus exactly, as far as the stream is uniform: a power of two divides the
-number of words; of any other modulus, words at or above its largest multiple are replaced by
-spare ones, which both sides repeat alike.
+A mask is the key stream of AES-256 in counter mode, read as words. Every entry is exactly uniform
+modulo its segment's modulus if the stream is uniform. A modulus that is a power of two divides the
+number of words. For any other modulus, words at or above its largest multiple are replaced by spare
+ones, which both sides repeat alike.
 
-Masks are added chunk by chunk, so that a chunk of the sum stays in a processor's cache for
-several masks. Nothing is reduced before the sum is read.
+Masks are added chunk by chunk, so that a chunk of the sum stays in a processor's cache for several
+masks. Nothing is reduced before the sum is read.
 """
 
 from __future__ import annotations

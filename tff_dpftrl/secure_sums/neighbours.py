@@ -1,29 +1,29 @@
 """Neighbour graphs of large groups, in which devices share their secrets (Bell et al. 2020).
 
-In the protocol of Bonawitz et al. 2017 every device has every other one as a neighbour, so that
-its work grows with the group. Bell et al. 2020 ("Secure Single-Server Aggregation with
-(Poly)Logarithmic Overhead", the semi-honest protocol) give it k neighbours in a graph drawn at
-random: a Harary graph, a ring in random order on which each device knows the k/2 nearest devices
-on either side. Secrets are shared among a device and its neighbours, and t shares recover one.
-With growing n, k grows as log n.
+In the protocol of Bonawitz et al. 2017 every device has every other one as a neighbour, so that its
+work grows with the group. Bell et al. 2020 ("Secure Single-Server Aggregation with
+(Poly)Logarithmic Overhead", the semi-honest protocol) give it k neighbours in a random graph. The
+graph is a Harary graph: a ring in random order on which each device knows the k/2 nearest devices
+on either side. Secrets are shared among a device and its neighbours, and t shares recover one. With
+growing n, k grows as log n.
 
 With a complete graph nothing fails as long as fewer than t devices are corrupt and at least t
 remain. Here three failures are possible. Their probability depends on k and t, and
 `failure_probabilities` bounds it:
 
-- Too few shares: a device whose neighbourhood has fewer than t left. The sum is lost. The
-  server knows before it asks any device for shares, so nothing else is.
-- Exposed secrets: an honest device with t corrupt neighbours or more. With the server these can
-  recover both secrets, which the protocol never reveals together.
+- Too few shares: a device whose neighbourhood has fewer than t left. The sum is lost. The server
+  knows before it asks any device for shares, so nothing else is lost.
+- Exposed secrets: an honest device with t corrupt neighbours or more. Together with the server,
+  these can recover both secrets, which the protocol never reveals together.
 - A disconnected graph: honest survivors who are not connected without the corrupt and the
   dropped-out devices. The server sees the sum of each part, not only the sum of all.
 
-The bounds make the paper's assumptions: the server draws the graph honestly (it is honest but
-curious), and corruption and drop-out do not depend on the graph. A server that chooses the graph,
-or the devices that drop out, can put any device among t corrupt ones.
+The bounds make the paper's assumptions. The server draws the graph honestly (it is honest but
+curious). Corruption and drop-out do not depend on the graph. A server that chooses the graph, or
+the devices that drop out, can put any device among t corrupt ones.
 
 The bounds are unions over devices, of exact hypergeometric tails, and over pairs of gaps on the
-ring; the closed forms from which the paper derives how k grows are looser.
+ring. The paper's closed forms for the growth of k are looser.
 """
 
 from __future__ import annotations
@@ -272,10 +272,11 @@ def _log_exposed_secrets(num_devices: int, num_neighbours: int, corrupt: int) ->
 def _log_disconnected(num_devices: int, num_neighbours: int, removed: int) -> float:
     """Computes the log of the expected number of pairs of gaps that cut the ring, at most 0.
 
-    Survivors of which no h = k // 2 in a row are missing between them are neighbours. So the ring
-    falls apart only where two stretches of h devices are gone, with somebody between them on both
-    sides: n (n - 2h - 1) / 2 pairs of stretches, and of each all 2h devices must be among those
-    removed. With k odd the connection to the opposite device, which can only help, is left out.
+    Two successive survivors are neighbours unless h = k // 2 devices or more are missing between
+    them. So the ring falls apart only where two stretches of h devices are gone, with survivors on
+    both sides of them. There are n (n - 2h - 1) / 2 pairs of stretches, and all 2h devices of a
+    pair must be among those removed. With k odd the connection to the opposite device, which can
+    only help, is left out.
     """
     n, both = num_devices, 2 * (num_neighbours // 2)
     if num_neighbours == n - 1 or removed < both:

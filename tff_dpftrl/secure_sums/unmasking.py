@@ -1,9 +1,9 @@
 """Recovery and removal of the masks that are left in a sum of masked vectors.
 
-A wrong share would give a wrong sum unnoticed. So a recovered secret is verified: a mask key by
-the public key that was advertised, the seed of a self-mask by its commitment. Wrong shares are
-corrected as long as each of them comes with two more shares than needed. Shares of a holder that
-sent a wrong one are used last for other secrets.
+A wrong share would silently give a wrong sum. So a recovered secret is verified: a mask key by the
+public key that was advertised, the seed of a self-mask by its commitment. Wrong shares are
+corrected as long as each of them comes with two more shares than needed. Once a holder has sent a
+wrong share, its shares are used last for other secrets.
 """
 
 from __future__ import annotations

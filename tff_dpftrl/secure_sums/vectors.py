@@ -17,7 +17,7 @@ from tff_dpftrl import validation
 
 Vector = list[np.ndarray]
 
-_MOST_BITS = 57  # That are in one word of 64 bits, wherever in a byte they begin.
+_MOST_BITS = 57  # Bits that fit in one word of 64 bits, wherever in a byte they begin.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,8 +161,8 @@ def _columns(array: np.ndarray, count: int, out_of: int) -> np.ndarray:
 
 def _to_bits(entries: np.ndarray, segment: Segment) -> bytes:
     """Packs entries bit by bit."""
-    # So many entries are a whole number of words of 64 bits: words of different groups, into which
-    # their i-th entries are written, do not overlap.
+    # A group's bits are a whole number of words of 64 bits. So words of different groups, into
+    # which their i-th entries are written, do not overlap.
     group = 64
     buffer, words = _words_of_bits(segment, group)
     for i, (word, shift) in enumerate(words):

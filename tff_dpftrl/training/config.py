@@ -603,7 +603,7 @@ class TrainingConfig(language_config.LanguageConfig):
         """Options of the mechanism."""
         workload = None
         if self.workload == "auto":
-            # Defaults of the model, which `learning` fills in, are no part of it.
+            # Defaults of the model, which `learning` fills in, are not included.
             learning = language_config.TextConfig.part(self, learning_options.LearningOptions)
             workload = learning.update_rule.workload(self.num_rounds)
         given = {name: getattr(self, name) for name in _MECHANISM_OPTIONS}
@@ -668,7 +668,7 @@ class TrainingConfig(language_config.LanguageConfig):
 
     def privacy(self) -> privacy_lib.Privacy:
         """Returns what the run asks of privacy; the plan for a population is made of it."""
-        # They bring dp_accounting with them, which `--help` has no use for.
+        # This imports dp_accounting, which `--help` does not need.
         from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, sampled_privacy
 
         common = {

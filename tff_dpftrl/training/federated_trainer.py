@@ -63,7 +63,7 @@ class FederatedTrainer(prepared.Trainer):
         output = self._process.next(state, client_data)
         trained = output.metrics["client_work"]["train"]
         aggregated = output.metrics["aggregator"]
-        # A cohort without text has neither: quotients of nothing are 0.
+        # A cohort without text has no loss and no accuracy, though quotients of nothing are 0.
         return prepared.Trained(
             state=output.state,
             loss=float(trained["loss"]) if trained["num_targets"] else None,

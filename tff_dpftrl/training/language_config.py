@@ -29,7 +29,7 @@ Tokenizer = Literal["words", "wordpiece", "sentencepiece", "checkpoint"]
 
 Model = Literal[(*model_table.MODELS, model_table.CUSTOM)]
 
-# Options that are sizes of models, and what the models call them.
+# Options that are sizes of models, and the names of these sizes in the models.
 _MODEL_SIZES = {
     "embedding_size": "embedding_size",
     "lstm_size": "state_size",

@@ -77,10 +77,7 @@ WHAT_IS_RELEASED = "loss and accuracy on each round's training cohort"
 
 
 def figures_of_evaluations(vocabulary_size: int, sequence_length: int) -> released_metrics.Figures:
-    """Returns the figures of protected held-out users that are released with noise.
-
-    The arguments, and what a user counts for, are those of `figures_of_rounds`.
-    """
+    """Returns the noised figures of protected held-out users, like `figures_of_rounds`."""
     of_rounds = figures_of_rounds(vocabulary_size, sequence_length)
     meaning = "held-out users, who never train, with noise and within the budget"
     means = (

@@ -17,7 +17,7 @@ from tff_dpftrl.training import language_config
 
 Config = TypeVar("Config", bound=language_config.TextConfig)
 
-# Two ways to say how much noise there is: whoever gives one does not want the other.
+# Two ways to specify the noise: one that is given replaces the other.
 _NOISE = {"noise_multiplier": "target_epsilon", "target_epsilon": "noise_multiplier"}
 NOISY = (*_NOISE, "simulate_report_goal", "simulate_population")
 """Options for the amount of noise, which have no meaning with the mechanism 'none'."""

@@ -42,7 +42,7 @@ from tff_dpftrl.training import language_config, trained_model, warm_start
 STANDARD_LIBRARY = "standard-library"
 """Name of the docstrings of Python's standard library."""
 
-# Written before the first model, which is so never without them.
+# Files that are written before the first model, so that no model is without them.
 _BEFORE_MODEL = {"vocabulary.json", warm_start.RECORD, warm_start.DIGESTS}
 
 

@@ -83,7 +83,7 @@ def _private_round(
         "clients_per_round": plan.clients_per_round,
         "deterministic_seed": plan.deterministic_seed,
         "secure_noise": options.noise == "secure",
-        # They add it within secure sums only.
+        # Noise parties add the noise within secure sums only.
         "noise_parties": 0 if encoding is None else plan.noise_parties,
     }
     if getattr(plan, "adaptive_clipping", False):
@@ -94,7 +94,7 @@ def _private_round(
                 target_unclipped_quantile=options.target_unclipped_quantile,
                 clip_learning_rate=options.clip_learning_rate,
                 clipped_count_stddev=options.clipped_count_stddev,
-                # Which the run has said.
+                # The run has printed this already.
                 only_estimates=not restarts.has_restarts(plan.strategy),
             ),
             unit_inflation=encoding and encoding.inflated_clip_norm(1.0),

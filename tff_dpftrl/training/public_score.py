@@ -43,10 +43,7 @@ def read(name: str, protected: corpus.UserOptions) -> user_text.UserText:
 
 
 def bits_per_character(folder: pathlib.Path, text: user_text.UserText) -> float:
-    """Computes the score of the model in a finished run's folder; NaN if it is not finite.
-
-    All words of the text count.
-    """
+    """Computes a finished run's score over all words of the text; NaN if it is not finite."""
     trained = trained_model.find(folder, is_published=False).load()
     rows = sequences.SequenceCorpus(
         text, trained.words, sequences.SequenceSpec(trained.model.sequence_length)

@@ -335,7 +335,7 @@ class TextEvaluator(prepared.Evaluator):
     def examine(self, output, rounds_done, weights):
         measured, private = self._task.examine(weights), self._protects_held_out
         write_held_out(output, rounds_done, measured, private=private)
-        # Counted on the training users, and so among the run's secrets.
+        # These are counted on the training users, and so belong to the run's secrets.
         add_baselines(output, {**self._baselines, **self._task.baselines()})
 
 
@@ -366,7 +366,7 @@ def _read(path: pathlib.PurePath, output: pathlib.Path, check: Callable[[Any], A
         return None
     try:
         return check(json_text.read_outside(file, folder=output))
-    # What comes of reading JSON that has other values than were written.
+    # Errors of reading JSON that has other values than were written.
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
         raise validation.UsageError(
             f"{file} is damaged: restore it, or remove it to report without it."

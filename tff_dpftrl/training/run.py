@@ -119,7 +119,7 @@ def train_opened(
 def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared.Prepared:
     """Prepares a new run: chooses its initial weights and its noise."""
     config = opened.config
-    # Who looks at words that are not kept yet, and starts anew, has looked at two counts.
+    # If words were shown before they are kept, starting anew would show two noisy counts.
     held: list[str] = []
     say = held.append if config.vocabulary == vocabulary.DP else progress
     language_task = _task(opened, say)

@@ -74,7 +74,7 @@ class _NextWords(NextIds):
 
     def __init__(self, trained: trained_model.TrainedModel):
         super().__init__(trained)
-        # A half of a character that JSON had cut, which no UTF-8 text has in it.
+        # Half of a character that JSON had cut, which UTF-8 text never contains.
         words = [word.encode("utf-8", "surrogatepass") for word in trained.words.words]
         self._words = tf.constant(words)
         # A hash table would have to be initialised, and the converter to TensorFlow Lite would

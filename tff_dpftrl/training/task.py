@@ -47,10 +47,7 @@ class LanguageTask(text_task.TextTask):
         return functional_model.build(self.model, self.special, self.seed, self.initial_weights)
 
     def client_rows(self, user_id: str, round_index: int) -> np.ndarray:
-        """Draws one client's sequences for one round, the same ones if it is repeated.
-
-        They are word ids, int32, [n, sequence_length + 1].
-        """
+        """Draws a client's word ids for a round, repeatably: int32, [n, sequence_length + 1]."""
         seed = int(np.random.SeedSequence([self.seed, round_index]).generate_state(1)[0])
         return client_datasets.client_rows(self.train, user_id, self.client_spec, seed)
 

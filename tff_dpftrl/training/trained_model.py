@@ -200,7 +200,7 @@ class TrainedModel:
     def _text_after(self, begun: Sequence[int], added: Sequence[int]) -> str:
         """Returns the text of further ids, with the space before it."""
         first, both = self.words.text(begun), self.words.text([*begun, *added])
-        # A character may be of several tokens, the last of which only is new.
+        # A character may consist of several tokens, of which only the last one is new.
         return both[len(first) :] if both.startswith(first) else self.words.text(added)
 
     @functools.cached_property

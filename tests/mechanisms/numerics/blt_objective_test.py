@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tff_dpftrl.mechanisms import blt
-from tff_dpftrl.mechanisms.numerics import blt_objective
+from tff_dpftrl.mechanisms.numerics import blt_losses, blt_objective
 from tff_dpftrl.participation import schema as schema_lib
 
 _SCHEMAS = [
@@ -33,7 +33,8 @@ def test_value_and_gradient(minimize_rms, n, b, k, num_buffers):
     chains = -np.cumsum(gaps, axis=1)[:, ::-1]
     value, gradient = blt_objective.log_loss(chains, schema, minimize_rms)
     for chain, computed in zip(chains, value, strict=True):
-        strategy = blt.Blt.from_complements(np.exp(chain[0::2]), np.exp(chain[1::2]))
+        poles, zeros = np.exp(chain[0::2]), np.exp(chain[1::2])
+        strategy = blt.Blt(1.0 - poles, blt_losses.pole_residues(poles, zeros))
         loss = strategy.rms_loss(schema) if minimize_rms else strategy.max_loss(schema)
         assert computed == pytest.approx(math.log(loss), abs=1e-9)
     # Fourth order: the error is about h⁴ + 1e-16 / h.

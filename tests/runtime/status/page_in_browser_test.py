@@ -10,7 +10,7 @@ import pytest
 
 from tests import chromium
 from tests.runtime.status import watched
-from tff_dpftrl.runtime.actors import events, population
+from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.status import page
 
 BAD = "<img src=x onerror=\"window.hit='task'\">"
@@ -39,29 +39,11 @@ class ServerThread:
     def _privacy(self, task):
         if task == BAD:
             return {"epsilon": None, "delta": 1e-6, "no_guarantee": [BAD_TEXT]}
-        return {
-            "epsilon": 1.2345,
-            "delta": 1e-6,
-            "rho_zcdp": 0.03,
-            "num_rounds": 2,
-            "skipped_rounds": 1,
-            "next_epsilon": 1.3111,
-            "declared_epsilon": 2.5,
-            "budget_epsilon": 2.0,
-            "declared": {"num_rounds": 50, "min_sep": 7, "max_participations": 3},
-            "observed": {"num_rounds": 2, "min_sep": 9, "max_participations": 2},
-        }
+        return {"epsilon": 1.2345, "delta": 1e-6}
 
     def _history(self, task):
-        metrics = {"loss": 2.5, BAD_METRIC: 1.0, "words": BAD_TEXT, "devices/reports": 4}
-        quantiles = {"p10": 1.5, "median": 2.0, "p90": 3.5, "resolution": 0.05}
-        metrics |= {f"train/loss/{name}": value for name, value in quantiles.items()}
-        rounds = [
-            {"round": i, "committed_at": watched.START + i, "epoch": 1}
-            for i in range(self.told.rounds[task] + 1)
-        ]
-        skipped = rounds.pop() | {population.SKIPPED: 1}
-        return [*(each | metrics for each in rounds), skipped]
+        metrics = {"committed_at": watched.START, "loss": 2.5, BAD_METRIC: 1.0, "words": BAD_TEXT}
+        return [{"round": i} | metrics for i in range(self.told.rounds[task])]
 
     def wait_for(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)

@@ -301,5 +301,5 @@ def _noncentrality(degrees: int, statistic: float, probability: float) -> float:
             below = special.chdtrc(degrees, degrees * least**2)
         return float(weights @ below) - probability
 
-    # Below nct's mean by far more than its spread.
+    # At the upper end, the statistic is below the mean by far more than the spread.
     return float(optimize.brentq(excess, 0.0, statistic + 10.0, xtol=1e-9))

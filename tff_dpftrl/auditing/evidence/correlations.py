@@ -51,10 +51,7 @@ class Scan:
             self.says = f"{values[place]:+.3f}, {label.format(*(i + 1 for i in place))}"
 
     def chance_of_squares(self) -> float:
-        """Returns the p-value of the sum of squares.
-
-        r² has mean 1/N and variance 2(N−1)/(N²(N+2)).
-        """
+        """Returns the p-value of the sum of squares: r² has mean 1/N, variance 2(N−1)/(N²(N+2))."""
         total = sum(square for square, _, _ in self._squares)
         mean = sum(number / count for _, count, number in self._squares)
         variance = sum(

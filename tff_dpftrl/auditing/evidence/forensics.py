@@ -229,7 +229,7 @@ def _tails(white: _White, share: float, rounded: float) -> audit_report.Finding:
         says.append(f"{beyond} beyond {limit:g} (expected {count * chance:.1f})")
         fewest = int(stats.binom.ppf(each, count, chance)) - 1
         if fewest >= 0:
-            # A Clopper–Pearson bound: so few, or fewer, with 99 % probability.
+            # Clopper–Pearson: with this chance, so few or fewer are seen with 99 % probability.
             most = special.betaincinv(fewest + 1, count - fewest, 1.0 - correlations.POWER)
             powers.append(f"{most / chance:.0%} of the values beyond {limit:g}")
     spread = math.sqrt(float(np.mean(values**2)))

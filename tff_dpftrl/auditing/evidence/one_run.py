@@ -80,7 +80,7 @@ class Guesses:
         validation.number("error_rate", error_rate, above=0, below=1)
         if self.p_value(0.0, delta) > error_rate:
             return 0.0
-        # Up to the first ε that is not refused: with δ the p-value need not rise everywhere.
+        # Stops at the first ε that is not refused: with δ the p-value need not rise everywhere.
         low, high = 0.0, _STEP
         while high < _LARGEST_EPSILON and self.p_value(high, delta) <= error_rate:
             low, high = high, high + _STEP
@@ -115,10 +115,7 @@ class Guesses:
         return False
 
     def mu_at_least(self, error_rate: float) -> float:
-        """Computes a lower bound of the smallest μ for which the mechanism can be μ-GDP.
-
-        The bound exceeds the truth with chance `error_rate` at most. It is 0 if nothing is proven.
-        """
+        """Bounds the smallest μ with which the mechanism can be μ-GDP, like `epsilon_at_least`."""
         validation.number("error_rate", error_rate, above=0, below=1)
         low, high = 0.0, 1.0
         while high < _LARGEST_MU and self.contradicts(high, error_rate):
@@ -187,10 +184,7 @@ def mu_at_least(
     error_rate: float,
     fractions: Sequence[float] = FRACTIONS,
 ) -> tuple[float, Guesses]:
-    """Bounds the smallest μ for which the mechanism can be μ-GDP, under the same conditions.
-
-    The conditions are those of `epsilon_at_least`, and the error is split in the same way.
-    """
+    """Bounds the smallest μ of μ-GDP, under the conditions of `epsilon_at_least`."""
     return _best(scores, present, fractions, lambda one, parts: one.mu_at_least(error_rate / parts))
 
 
@@ -205,10 +199,7 @@ def _best(
     fractions: Sequence[float],
     bound: Callable[[Guesses, int], float],
 ) -> tuple[float, Guesses]:
-    """Returns the largest bound over numbers of guesses, and its guesses.
-
-    `bound` takes the guesses and how many numbers were tried.
-    """
+    """Returns the largest `bound` over numbers of guesses, and its guesses."""
     tried = [guess(scores, present, number) for number in _numbers(len(scores), fractions)]
     bounds = [bound(one, len(tried)) for one in tried]
     best = int(np.argmax(bounds))

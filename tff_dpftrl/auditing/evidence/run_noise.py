@@ -148,7 +148,7 @@ class RunNoise:
         counts = np.bincount(self._tensor_of)
         lengths = counts * len(white)
         shares = np.sqrt(np.bincount(self._tensor_of, np.sum(white**2, axis=0)) / lengths)
-        # What whitening makes of a rounding of 1 in all rounds, at most.
+        # Upper bound of a rounding of 1 in all rounds, after whitening.
         inverse = np.abs(scipy.linalg.solve_triangular(factor, np.eye(len(factor)), lower=True))
         rounding = np.bincount(self._tensor_of, self._kept_rounding**2)
         blur = np.sqrt(np.sum(np.sum(inverse, axis=1) ** 2) * rounding / lengths)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from tff_dpftrl import validation
 
 if TYPE_CHECKING:
-    from tff_dpftrl.mechanisms import certificate as certificate_lib
     from tff_dpftrl.mechanisms import strategy as strategy_lib
 
 _FOLDER = pathlib.Path(__file__).parent
@@ -49,18 +48,6 @@ def find(name: str) -> strategy_lib.Strategy:
             f"with this name; there are {', '.join(names())}."
         )
     return load(name)
-
-
-def load_certificate(name: str) -> certificate_lib.Certificate:
-    """Loads the certificate of an entry: its schema, and its losses there."""
-    from tff_dpftrl.mechanisms import serialization
-
-    certificate = serialization.load_certificate(_path(name))
-    if certificate is None:
-        raise validation.UsageError(
-            f"The zoo entry {name!r} has no certificate; reinstall the package."
-        )
-    return certificate
 
 
 def _path(name: str) -> pathlib.Path:

@@ -44,9 +44,7 @@ Effect: TypeAlias = Send | After | Spawn | Stop
 class Actor(abc.ABC):
     """State machine that an engine runs; the package's docstring says what the engine must do.
 
-    Attributes:
-      address: Address of the actor.
-      now: Time of the current step, in seconds.
+    In a step, `now` is its time in seconds on the engine's clock.
     """
 
     def __init__(self, address: str):
@@ -55,30 +53,15 @@ class Actor(abc.ABC):
         self._effects: list[Effect] = []
 
     def start(self, now: float) -> list[Effect]:
-        """Starts the actor; called once, before the first message.
-
-        Args:
-          now: Time in seconds on the engine's clock.
-
-        Returns:
-          The effects that the engine carries out, in order.
-        """
+        """Starts the actor before its first message; returns effects for the engine, in order."""
         self.now = now
         self._begin()
         return self._taken()
 
     def step(self, now: float, message: Any) -> list[Effect]:
-        """Handles one message.
+        """Handles one message; returns the effects that the engine carries out, in order.
 
-        Args:
-          now: Time in seconds on the engine's clock.
-          message: The message.
-
-        Returns:
-          The effects that the engine carries out, in order.
-
-        Raises:
-          TypeError: If this kind of actor handles no such message.
+        It raises TypeError if this kind of actor handles no such message.
         """
         self.now = now
         self._receive(message)

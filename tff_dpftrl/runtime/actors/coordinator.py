@@ -33,21 +33,19 @@ class Coordinator(actor.Actor):
     """Leader of a population: chooses tasks, opens selections and starts attempts at rounds.
 
     One attempt runs at a time, while the devices of the next one are selected. All that a
-    Coordinator needs is in the store; when it dies, the next one reads the same.
+    Coordinator needs is in the store: when it dies, its successor reads the same.
 
     Devices of a failed attempt may have counted the round as a participation. The attempt therefore
     uses its round up: the round is committed as skipped, so that the devices' separations go on.
-    The store has a note of the attempt, so that the next Coordinator does the same after this one
-    has died.
+    The store has a note of the attempt, so that a successor does the same.
 
-    A round is also skipped when too few devices wait while others check in
-    that have to rest. At most `min_sep` rounds in a row are skipped for rests: then no device has
-    to rest any more.
+    A round is also skipped when too few devices wait while resting devices check in. At most
+    `min_sep` rounds in a row are skipped for rests: then no device has to rest any more.
 
     Where a task names noise parties, a round waits until all of them are connected. A party keeps
-    its own durable record of the rounds whose noise it has given, and says at check-in which is the
-    next one: rounds before it are committed as skipped before an attempt begins. So a round whose
-    noise has left a party costs its index, also if all servers were killed meanwhile.
+    its own durable record of the rounds whose noise it has given, and names the next one at
+    check-in. Earlier rounds are committed as skipped before an attempt begins. So a round whose
+    noise has left a party uses its index up, even if all servers were killed meanwhile.
     """
 
     def __init__(
@@ -296,7 +294,7 @@ class Coordinator(actor.Actor):
             self.send(events.OBSERVER, opening)
 
     def _report_selection(self) -> None:
-        """Sends the observer what is known of the selection, if it has changed."""
+        """Sends the observer the state of the selection, if it has changed."""
         if not self._commits:
             return
         chosen, silence = self._next, self._served.silence_seconds
@@ -391,10 +389,11 @@ class Coordinator(actor.Actor):
     def _may_more_come(self, task: population.Task, waiting: int) -> bool:
         """Returns whether to wait for more devices.
 
-        All are taken to have come when none has for as long as they took to come: a selection then
+        The selection ends when no device has come for as long as the devices took to come. It then
         takes at most twice as long as if the server knew who can come. Where all known devices wait
-        or rest, some times the mean time between two suffices. Where a round would be skipped, or
-        would probably fail without the devices that are missing, it is the time of earlier rounds.
+        or rest, a few times the mean time between two devices suffices. Where a round would be
+        skipped, or would probably fail without the missing devices, the wait is the time of earlier
+        rounds.
         """
         known = self._experience[task.name]
         took = self._came_at - self._opened_at
@@ -406,7 +405,7 @@ class Coordinator(actor.Actor):
         return self.now - self._came_at < max(patience, self._served.heartbeat_seconds)
 
     def _lack_devices(self, task: population.Task, waiting: int, is_late: bool) -> None:
-        """Tells of too few devices, and skips rounds if those that rest would be enough."""
+        """Reports too few devices, and skips rounds if the resting devices would be enough."""
         least, resting, is_over = task.rounds.least, self._num_resting, self._has_rested(task)
         # If as many have come by as rest, the others have had the time to come.
         all_came = resting >= self._num_accounted(task, 0)
@@ -467,7 +466,7 @@ class Coordinator(actor.Actor):
         self._away = away
 
     def _skip_given(self, task: population.Task, given: int) -> None:
-        """Skips a round whose noise was given; says once how many rounds that will be."""
+        """Skips a round whose noise was given; reports once how many rounds will be skipped."""
         if self._said_given.get(task.name) != given:
             self._said_given[task.name] = given
             to_skip = given - self._commits[task.name].rounds_done
@@ -606,7 +605,7 @@ class Coordinator(actor.Actor):
             self._last_used[attempt.task] = attempt.round_index
         else:
             self._abandoned[attempt.task] += 1
-        if not attempt.skips:  # That the store fails, which keeps a skip from it, is said already.
+        if not attempt.skips:  # A skip is lost with the store, whose failure is reported already.
             lost = events.RoundLost(attempt.task, attempt.round_index, address, reason, counts)
             self.send(events.OBSERVER, lost)
         # The attempt's commit may have been made, or be on its way: only the store knows.

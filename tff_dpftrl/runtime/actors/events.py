@@ -33,10 +33,8 @@ class SelectionProgress:
     task: str  # Name of the task; empty if no task may have another round.
     waiting: int
     wanted: int  # Number of devices with which the round begins at once.
-    # Number of check-ins, since the last attempt ended, of devices that have to rest.
-    resting: int = 0
-    # Whether no device has to rest for `min_sep` any more: other limits hold.
-    min_sep_is_over: bool = False
+    resting: int = 0  # Number of check-ins of resting devices since the last attempt ended.
+    min_sep_is_over: bool = False  # Whether devices rest only for other limits than `min_sep`.
     selectors: int = 1
     silent_selectors: int = 0  # Number of Selectors that have not answered for `silence_seconds`.
     not_stored: int = 0  # Number of attempts since the last commit that were not stored.
@@ -98,10 +96,8 @@ class TooFewDevices:
     task: str
     waiting: int
     least: int  # Smallest number of devices for a round.
-    # Number of check-ins, since the last attempt ended, of devices that have to rest.
-    resting: int = 0
-    # Whether no device has to rest for `min_sep` any more: other limits hold.
-    min_sep_is_over: bool = False
+    resting: int = 0  # Number of check-ins of resting devices since the last attempt ended.
+    min_sep_is_over: bool = False  # Whether devices rest only for other limits than `min_sep`.
     rounds_done: int = 0
 
 
@@ -112,8 +108,7 @@ class PartyAway:
     task: str  # Name of the task, whose next round waits.
     away: int  # Number of promised parties that are not connected.
     promised: int  # Number of parties that the task's plan names.
-    # Number of next rounds that are skipped since a party has given their noise before.
-    to_skip: int = 0
+    to_skip: int = 0  # Number of next rounds to skip: a party gave their noise before.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,8 +18,7 @@ _Phase = merging.Phase
 class _GiveUp:
     """Timer at which silent devices are dropped, or reporting is closed."""
 
-    # Seconds from which the time was computed; after a change the timer is void.
-    half_seconds: float
+    half_seconds: float  # Seconds that the time follows from; if they change, the timer is void.
     is_last: bool = False  # Whether reporting is closed, rather than silent devices dropped.
 
 

@@ -53,9 +53,7 @@ class CheckIn:
 class PartyReady:
     """Engine to Selector, and on to the Coordinator: a noise party waits for an attempt."""
 
-    # Address of the party's connection, which serves one attempt; its signature is verified
-    # already.
-    address: str
+    address: str  # Address of its connection, which serves one attempt. Its signature is verified.
     key: bytes  # Raw public key of the party, one of those that the task's plan names.
     task: str
     next_round: int  # Index of the first round whose noise the party has not given.
@@ -88,8 +86,7 @@ class Configure:
     task: str
     round_index: int
     model: bytes = _unprinted()  # Serialised committed model to begin with.
-    # Session of the group's secure sum; empty where reports are in the clear.
-    secure_sum_session: bytes = _unprinted_bytes()
+    secure_sum_session: bytes = _unprinted_bytes()  # Empty where reports are in the clear.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,8 +113,7 @@ class SecureSumMessage:
     attempt: str
     step: int  # Number of the step, from 0; it tells a duplicate from the next step.
     content: bytes = _unprinted()  # Serialised `secure_sum_pb2.ToServer`.
-    # Content of the masked vector, if it is not in `content`.
-    vector: bytes | bytearray = _unprinted_bytes()
+    vector: bytes | bytearray = _unprinted_bytes()  # The masked vector, if it is not in `content`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,10 +199,8 @@ class DevicesWaiting:
     task: str  # Name of the task that the devices can take part in, from the last `SelectDevices`.
     serial: int  # Serial number of the last `ForwardDevices` of this epoch that is carried out.
     waiting: int
-    # Number of connections of devices that had to rest, since the Selector's start.
-    resting: int = 0
-    # Noise parties that wait; they are no devices, and not in `waiting`.
-    parties: tuple[PartyReady, ...] = ()
+    resting: int = 0  # Number of connections of devices that had to rest, since its start.
+    parties: tuple[PartyReady, ...] = ()  # Waiting noise parties, which are no devices.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,16 +238,13 @@ class AbandonRound:
 
 @dataclasses.dataclass(frozen=True)
 class Turnout:
-    """Numbers of one attempt's devices, from which the next attempts are planned."""
+    """Numbers of one attempt's devices, by which the next attempts are planned."""
 
     chosen: int
-    # Number of devices that reported before the attempt was closed; in a secure sum, the number
-    # that arrived.
-    reported: int
+    reported: int  # Number of devices that reported (in a secure sum: arrived) before the closing.
     undecided: int  # Number of devices that might have reported later.
     half_seconds: float  # Seconds in which half of the goal's reports came; 0 if they did not come.
-    # Whether devices that had sent nothing were given up before the time-out.
-    has_given_up: bool = False
+    has_given_up: bool = False  # Whether silent devices were given up before the time-out.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,8 +254,7 @@ class RoundCommitted:
     attempt: str
     epoch: int  # Epoch of the lease under which the round was committed.
     commit: interface.Commit  # The commit: model and metrics may be released, the state is secret.
-    # Numbers of devices; None if Aggregators were lost with their devices.
-    turnout: Turnout | None = None
+    turnout: Turnout | None = None  # None if Aggregators were lost with their devices.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,8 +265,7 @@ class RoundAbandoned:
     reason: str
     counts: Mapping[str, int]  # Numbers of devices by outcome.
     not_stored: bool = False  # Whether only the commit failed: the store refused it.
-    # Whether devices were configured: they may have counted a participation.
-    used_devices: bool = True
+    used_devices: bool = True  # Whether devices were configured: they may count a participation.
     # Numbers of devices; None if no device was configured, or Aggregators were lost with their
     # devices.
     turnout: Turnout | None = None
@@ -397,8 +386,7 @@ class CommitRound:
     task: str
     round_index: int
     model: bytes = _unprinted()  # Serialised model after the round.
-    # Serialised state of the aggregator after the round; secret.
-    state: bytes | contents.Content = _unprinted()
+    state: bytes | contents.Content = _unprinted()  # State after the round; secret.
     metrics: Mapping[str, Any] = _unprinted()
 
 

@@ -154,11 +154,9 @@ class RoundSettings:
     """Sizes and time-outs of a round (Bonawitz et al. 2019, section 2.2)."""
 
     goal_count: int  # Number of reports that complete a round.
-    # Devices selected for each report of the goal, since some will not report.
-    over_selection: float = 1.3
+    over_selection: float = 1.3  # Devices selected per report of the goal: some will not report.
     least_fraction: float = 0.8  # Share of the goal that suffices at the time-out.
-    # Longest time until a round begins with fewer devices, in seconds.
-    selection_timeout: float = 600.0
+    selection_timeout: float = 600.0  # Seconds until a round begins with fewer devices.
     reporting_timeout: float = 600.0  # Seconds that devices have to report.
     devices_per_aggregator: int = 500  # Number of devices whose reports one Aggregator sums.
     exchange_timeout: float = 10.0  # Seconds that an actor waits for another actor's answer.
@@ -166,8 +164,7 @@ class RoundSettings:
     # in earlier rounds. A sum still holds at most `wanted` reports. A value of at most
     # `over_selection` has no effect.
     most_over_selection: float = 3.0
-    # Largest number of sums that one actor merges. Of more Aggregators there is a tree.
-    max_fan_in: int = 16
+    max_fan_in: int = 16  # Largest number of sums that one actor merges; beyond it there is a tree.
 
     def __post_init__(self):
         validation.integer("goal_count", self.goal_count, minimum=1)
@@ -228,13 +225,11 @@ class SecureSumSettings:
     # Parameters that the devices' plan demands: layout of a vector, threat model, and smallest
     # number of devices in a group's sum.
     parameters: parameters_lib.Parameters
-    # Largest number of devices in the sum of all groups for which the moduli suffice.
-    most_devices: int
+    most_devices: int  # Largest number of devices in all groups for which the moduli suffice.
     # Fraction of a secret's shares that recovers it; the default of the threat model if None
     # (`secure_sums.group.Group`).
     threshold_fraction: float | None = None
-    # Number of devices that each device shares its secrets with; all devices of its group if None.
-    num_neighbours: int | None = None
+    num_neighbours: int | None = None  # None for all other devices of the group.
     # Seconds that devices have for each step once reporting is closed; slower devices count as
     # dropped.
     step_timeout: float = 60.0
@@ -281,14 +276,11 @@ class Task:
     # Function of the last commit that returns the reason why no further round may begin, like a
     # spent privacy budget, or None.
     refusal: Callable[[interface.Commit], str | None] = _no_refusal
-    # Settings of the secure sum; None if the server sees reports in the clear.
-    secure_sum: SecureSumSettings | None = None
+    secure_sum: SecureSumSettings | None = None  # None if the server sees reports in the clear.
     min_sep: int = 1  # Smallest stride between two rounds of one device, in rounds.
-    # Largest number of rounds of one device; None if devices have no limit.
-    max_participations: int | None = None
+    max_participations: int | None = None  # Largest number of rounds of one device, if limited.
     min_sep_hours: float = 0.0  # Hours that a device rests after it took part.
-    # Versions of TensorFlow with which the devices' part was tested; empty if unknown.
-    tested_tensorflow: tuple[str, ...] = ()
+    tested_tensorflow: tuple[str, ...] = ()  # Versions tested on the devices' part, if known.
 
     def __post_init__(self):
         validation.positive("weight", self.weight)
@@ -441,13 +433,9 @@ class Population:
 
     name: str  # Name of the population, also in the store.
     tasks: tuple[Task, ...]
-    # Duration of a Coordinator's lease unless it is renewed, in seconds.
-    lease_seconds: float = 15.0
-    # Interval at which a Coordinator renews its lease and sends heartbeats to the Selectors, in
-    # seconds.
-    heartbeat_seconds: float = 2.0
-    # Time without a heartbeat after which a Selector spawns another Coordinator, in seconds.
-    silence_seconds: float = 6.0
+    lease_seconds: float = 15.0  # Seconds until a Coordinator's lease ends unless it is renewed.
+    heartbeat_seconds: float = 2.0  # Interval of renewals, and of heartbeats to the Selectors.
+    silence_seconds: float = 6.0  # Silence after which a Selector spawns another Coordinator.
 
     def __post_init__(self):
         names = [task.name for task in self.tasks]

@@ -33,13 +33,10 @@ class MasterAggregatorRole:
     coordinator: str  # Address of the Coordinator, which receives the outcome.
     epoch: int  # Epoch of the lease under which the round is committed.
     commit: interface.Commit  # Last commit of the task, from which the round continues; secret.
-    # Serialised committed model that devices begin with.
-    model: bytes = dataclasses.field(repr=False)
+    model: bytes = dataclasses.field(repr=False)  # Committed model that devices begin with.
     expected: frozenset[str]  # Addresses of the Selectors that forward devices.
-    # Whether the round is skipped: no device takes part, and nothing is released.
-    skips: bool = False
-    # Seconds in which half of the goal's reports came in earlier rounds; 0 if that is not known.
-    half_seconds: float = 0.0
+    skips: bool = False  # Whether the round is skipped: without devices, nothing is released.
+    half_seconds: float = 0.0  # Seconds in which half of the goal's reports came; 0 if unknown.
     parties: tuple[str, ...] = ()  # Addresses of the connections of the noise parties.
 
 
@@ -50,14 +47,10 @@ class AggregatorRole:
     attempt: str  # Address of the Master Aggregator.
     task: str
     round_index: int
-    # Serialised committed model that devices begin with.
-    model: bytes = dataclasses.field(repr=False)
+    model: bytes = dataclasses.field(repr=False)  # Committed model that devices begin with.
     devices: tuple[str, ...]  # Addresses of the devices' connections.
-    # Largest number of reports in the sum; the number of devices if None. Reports beyond it are
-    # refused.
-    most_reports: int | None = None
-    # Address of the actor that receives counts and the sum; the actor that spawns this one sets it.
-    parent: str = ""
+    most_reports: int | None = None  # Further reports are refused; None for all devices.
+    parent: str = ""  # Address of the receiver of counts and sum, set by the spawning actor.
     parties: tuple[str, ...] = ()  # Addresses of the connections of the noise parties.
     levels: ClassVar[int] = 0  # Number of levels of merges.
 
@@ -69,8 +62,7 @@ class MergingAggregatorRole:
     task: str
     # Address and role of each of the Aggregators.
     children: tuple[tuple[str, AggregatorRole | MergingAggregatorRole], ...]
-    # Address of the actor that receives counts and the sum; the actor that spawns this one sets it.
-    parent: str = ""
+    parent: str = ""  # Address of the receiver of counts and sum, set by the spawning actor.
 
     @property
     def devices(self) -> tuple[str, ...]:

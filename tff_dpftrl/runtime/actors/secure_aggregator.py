@@ -271,7 +271,7 @@ class SecureAggregator(reporting.Reporting):
         for device in self._devices.difference(survivors):
             if device in self._gone:
                 self._counts["dropped"] += 1
-            elif device not in self._has_end:  # It may still arrive, and will be late.
+            elif device not in self._has_end:  # The device may still arrive, too late.
                 self._counts["dropped" if device in self._steps else "outstanding"] += 1
         self.send(self._role.parent, messages.PartialSum(self.address, total, dict(self._counts)))
 

@@ -17,7 +17,7 @@ _CHECK = "check that a Coordinator leads"
 
 
 class Selector(actor.Actor):
-    """Chooses among the devices that connect to it: evenly among addresses, then at random.
+    """Chooser among the devices that connect to it: evenly among addresses, then at random.
 
     At most as many devices wait as the next round wants. A further device then takes the place of
     one whose network address has more waiting devices. Among addresses with equally many, reservoir
@@ -178,7 +178,7 @@ class Selector(actor.Actor):
     def _forward(self, message: messages.ForwardDevices) -> None:
         serial = (message.epoch, message.serial)
         if message.epoch < self._wish.epoch or serial <= self._last_serial:
-            return  # From a former Coordinator, or delivered twice.
+            return  # A former Coordinator's message, or a duplicate.
         self._last_serial = serial
         chosen = self._devices.evenly(message.count, message.task)
         for device in chosen:

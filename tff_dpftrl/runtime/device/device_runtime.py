@@ -30,8 +30,7 @@ class EndedSession:
 
     result: session.SessionResult
     work: session.Work | None  # Work that the server assigned; None if it assigned none.
-    # Future of the session summary's delivery, which need not be waited for.
-    summary_sent: concurrent.futures.Future[None]
+    summary_sent: concurrent.futures.Future[None]  # Delivery, which need not be awaited.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +54,6 @@ class DeviceRuntime:
     # Public keys of the issuers whose tokens prove that other devices are genuine. Without them,
     # the device refuses plans that do not trust the server.
     issuers: tuple[ed25519.Ed25519PublicKey, ...] = ()
-    # Plans that the device keeps.
     known_plans: known_plans.KnownPlans = dataclasses.field(default_factory=known_plans.MemoryPlans)
     # Turn to train, which sessions that run side by side take one at a time.
     turn: session.Turn = dataclasses.field(default_factory=session.Turn)

@@ -250,7 +250,7 @@ def run_jobs(
                     if not len(sessions):
                         locked.close()
                     continue
-                wait(0.0)  # It may have something to do.
+                wait(0.0)  # The caller's wait may have something to do.
                 if len(sessions) == len(schedule.populations) or turn.is_taken:
                     continue
             job = schedule.next_job(sessions.running)

@@ -50,7 +50,7 @@ class AttestedIdentity(participant_lib.Identity):
 
     @override
     def make_proof(self, identity_key: bytes) -> bytes:
-        """Requests a token that is bound to this device's raw public key."""
+        """Requests a token that is bound to this device's raw public key, or fails the step."""
         token = self._attester.token(self._nonce(identity_key))
         if token is None:
             raise session.StepFailed(

@@ -45,11 +45,9 @@ class Patience:
     """Timeouts of a device, in seconds."""
 
     answer_s: float = 60.0  # Timeout of an answer for which the server waits for no other device.
-    # Timeout of the selection, including the transfer of plan and model.
-    selection_s: float = 3600.0
+    selection_s: float = 3600.0  # Selection, including the transfer of plan and model.
     upload_s: float = 600.0  # Timeout of the report's transfer and its answer.
-    # Timeout of each step of a secure sum, in which the server waits for a group.
-    group_s: float = 3600.0
+    group_s: float = 3600.0  # Each step of a secure sum, in which the server waits for a group.
     summary_s: float = 10.0  # Timeout of the delivery of a session summary.
 
     def __post_init__(self):

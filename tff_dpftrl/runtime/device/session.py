@@ -72,8 +72,7 @@ class Work:
     # Participation limits of the plan; None for work that needs no timer, such as an evaluation
     # without a statement.
     rule: participation_timer.ParticipationRule | None
-    # Buckets of the participation histograms; None without `rule`.
-    buckets: histograms.ParticipationBuckets | None
+    buckets: histograms.ParticipationBuckets | None  # None without `rule`.
     plan: Any = dataclasses.field(repr=False)  # Verified plan and model, for `SessionSteps.train`.
 
     def __post_init__(self):
@@ -97,17 +96,17 @@ KeepGoing = Callable[[], None]
 class Turn:
     """The turn to train, which the sessions of a device's populations take one at a time.
 
-    They wait to be selected side by side: otherwise one that its server holds for an hour would
-    keep the device from all other populations. One that is selected while another trains goes on
-    when that one has trained. Reports may overlap: in a secure sum a device waits for others, and
-    two devices that each held the turn for another sum would wait for each other.
+    They wait to be selected side by side. Otherwise a session that its server holds for an hour
+    would keep the device from all other populations. A session that is selected while another
+    trains goes on after that training. Reports may overlap: in a secure sum a device waits for
+    others, and two devices that each held the turn for another sum would wait for each other.
     """
 
     def __init__(self):
         """Begins with the turn free."""
         self._lock = threading.Lock()
         self.is_over = False
-        """Whether sessions are to end, since the device's runtime does."""
+        """Whether all sessions must end, because the device's runtime ends."""
 
     @property
     def is_taken(self) -> bool:
@@ -192,8 +191,7 @@ class SessionReport:
 
     shape: str  # Events of the session, one of `session_shape.SHAPES`.
     seconds: float  # Duration in seconds, rounded up to two significant digits.
-    # Peak memory of this process since its start, rounded up to two significant digits.
-    peak_memory_bytes: int
+    peak_memory_bytes: int  # Peak of this process, rounded up to two significant digits.
     # Versions of this package, Python, the operating system and the caller's further components, by
     # name. They must not differ between devices of one kind.
     versions: dict[str, str]

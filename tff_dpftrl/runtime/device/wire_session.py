@@ -180,7 +180,7 @@ class WireSession(session.SessionSteps):
         name = (self._population, configuration.plan_sha256)
         content = self._known.get(*name)
         if content is not None and _hash_in(content) == configuration.plan_sha256:
-            with contextlib.suppress(signing.PlanRefusedError):  # It may be damaged.
+            with contextlib.suppress(signing.PlanRefusedError):  # A kept plan may be damaged.
                 return self._plans.load(content)
         content = self._fetch_plan(configuration.plan_sha256, keep_going)
         loaded = self._plans.load(content)

@@ -26,7 +26,7 @@ SEED_BYTES = 32
 """Size of a ledger's seed and of an attempt's fresh bits, which the operating system draws."""
 
 SENT = "sent"
-"""Outcome of a row that was given, while the server has not said what became of it."""
+"""Outcome of a row that was given, before the server has reported another one."""
 SUMMED = "summed"
 """Outcome of a row that is in the sum of an attempt."""
 
@@ -138,7 +138,7 @@ class Ledger:
     def root(self, row: int) -> np.ndarray:
         """Returns the seed of a row's new draws, int64, shape [4]. Secret.
 
-        The row is one before `next_row`.
+        The row must be before `next_row`.
         """
         [(entropy,)] = self._database.read(
             "SELECT entropy FROM given WHERE row >= ? ORDER BY row LIMIT 1", row
@@ -164,8 +164,8 @@ class Ledger:
     def check(self, row: int, attempt: str, session: bytes) -> None:
         """Raises `NoiseRefusedError` for a row that must not be given to an attempt.
 
-        So it is if the row, or a later one, was given, if the attempt or the session has had a row,
-        or if more rows than allowed would be passed over.
+        A row is refused if it, or a later one, was given, if the attempt or the session has had a
+        row, or if more rows than allowed would be passed over.
         """
         known = self._database.read(
             "SELECT row FROM given WHERE attempt = ? OR session = ?", attempt, session

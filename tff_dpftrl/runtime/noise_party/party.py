@@ -40,7 +40,7 @@ _LONGEST_TURN_S = 60.0
 _SHORTEST_TURN_S = 1.0
 
 WAITS = backoff.Waits(after_failure_s=2.0, longest_s=60.0)
-"""Back-off of a party: a round waits for it, so that it comes back soon."""
+"""Back-off of a party, short because rounds wait for it."""
 
 
 class Ending(enum.Enum):
@@ -84,7 +84,7 @@ class Party:
         self._rows, self._key, self._clock = rows, key, clock
         self._generator = random.SystemRandom() if generator is None else generator
         self._plans = promise_lib.plan_hashes(promise.task)
-        self._row: int | None = None  # Of this session, once it is in the ledger.
+        self._row: int | None = None  # Row of this session, once it is in the ledger.
 
     def run(
         self,

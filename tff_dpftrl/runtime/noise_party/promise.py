@@ -216,17 +216,14 @@ class Promise:
                 f"the terms charge a norm inflated by {inflation}, and the grid's is "
                 f"{encoding.inflation}"
             )
-        if self._count is not None and self._clip_label_is_missing():
+        labels = [tensor.label.rpartition("/")[2] for tensor in self._plan.prepare.outputs]
+        if self._count is not None and labels.count(_ACTIVE) != 1:
             raise self._contradiction("devices do not get the clip norm that is learned")
         seeds = [t for t in self._plan.prepare.outputs if t.label == self._asked.round_seed]
         if [(t.dtype, list(t.shape)) for t in seeds] != [("int64", [2])]:
             raise self._contradiction(
                 f"devices get no seed of the rotation named {self._asked.round_seed!r}"
             )
-
-    def _clip_label_is_missing(self) -> bool:
-        labels = [tensor.label.rpartition("/")[2] for tensor in self._plan.prepare.outputs]
-        return labels.count(_ACTIVE) != 1
 
     def _check_room(self, update_noise_multiplier: float) -> None:
         """Refuses moduli around which the noise would wrap."""
@@ -241,7 +238,7 @@ class Promise:
                 f"noise parties add {needed:.4g}: make it anew, with more secagg_bits."
             )
         if self._count is not None:
-            ratio = needed / update_noise_multiplier  # Of a row of the strategy.
+            ratio = needed / update_noise_multiplier  # Ratio of a row of the strategy.
             room = self.encoding.max_clients + 10 * 2 * self._asked.count_stddev * ratio
             if 2 * room > self.parameters.layout[_NUM_FIRST + self._count].modulus:
                 raise PromiseRefusedError(

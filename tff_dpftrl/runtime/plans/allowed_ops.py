@@ -1,6 +1,6 @@
 """Operations of TensorFlow that a plan may ask a device to run.
 
-All compute with what they are given. None reads or writes a file, talks to anybody, prints,
+All compute from their inputs. None reads or writes a file, talks to anybody, prints,
 calls Python, keeps something under a name that outlives the run, or loads code.
 """
 
@@ -14,7 +14,7 @@ DRAWS_ANEW = frozenset(
     RandomStandardNormal RandomUniform RandomUniformInt TruncatedNormal
     """.split()
 )
-"""Allowed, as dropout needs them; but a second run draws other numbers."""
+"""Operations that are allowed for dropout, but draw other numbers in a second run."""
 
 _STRUCTURE = """
     Assert Case Const EnsureShape Fill Identity IdentityN If NoOp OnesLike PartitionedCall
@@ -115,16 +115,16 @@ _FIRST = frozenset(
     ).split()
 )
 OPS_SINCE: dict[int, frozenset[str]] = {1: _FIRST | DRAWS_ANEW}
-"""Which runtime version began to allow an operation; later ones allow it too."""
+"""Operations by the first runtime version that allows them; later ones allow them too."""
 
 SECURE_AGGREGATION_SINCE = 2
-"""The first runtime version that knows of it: an older one would send its report as it is."""
+"""First runtime version with secure sums: an older one would send its report in the clear."""
 
 NOISE_PARTIES_SINCE = 3
-"""The first runtime version that knows of them: an older one would not see that one is missing."""
+"""First runtime version with noise parties: an older one would not see that one is missing."""
 
 RUNTIME_VERSION = max(*OPS_SINCE, SECURE_AGGREGATION_SINCE, NOISE_PARTIES_SINCE)
-"""What a device that has this package says at check-in."""
+"""Runtime version that a device with this package reports at check-in."""
 
 
 def allowed(version: int) -> frozenset[str]:

@@ -17,18 +17,18 @@ LARGEST_METRIC = 2.0**40
 """Absolute value that a device's metric is cut to where `ReportLimits` does not name it."""
 
 # Last parts of the labels of secure sums.
-_COUNT = "count"  # Of every encoding: 1 for each device.
+_COUNT = "count"  # Label in every encoding: 1 for each device.
 DOUBLED = "doubled"
-"""Of `private_round.secure_sums.HalfBitSum`: 0, 1 or 2."""
+"""Name of the count of `private_round.secure_sums.HalfBitSum`: 0, 1 or 2."""
 VECTOR = "vector"
-"""Of `private_round.secure_sums.VectorSum`."""
+"""Name of the vector of `private_round.secure_sums.VectorSum`."""
 
 # Labels of what the rounds of `learning.rounds` sum in the clear. TFF's begin with a number.
 _OWN = "plain/"
 _CONTRIBUTION = "plain/update/"
 _UPDATE = "plain/update/update/"
 _SCALARS = {
-    "bit": (-0.5, 0.5),  # Of adaptive clipping.
+    "bit": (-0.5, 0.5),  # Bit of adaptive clipping.
     "weight": (0.0, 1.0),
     "clients": (0.0, 1.0),
     "non_finite_clients": (0.0, 1.0),
@@ -43,17 +43,14 @@ class ReportLimits:
     # L2 norm that the update is clipped to. For a norm that the process learns, the name of the
     # broadcast scalar that holds it. None if the update is not clipped.
     clip_norm: float | str | None = None
-    # Encoding of the update for secure sums; None if it is summed as it is.
-    encoding: grid.GridEncoding | None = None
+    encoding: grid.GridEncoding | None = None  # Encoding for secure sums; None if there is none.
     # Largest value of each metric in one report, by the last parts of its label; such a metric is
     # never negative. Where metrics are summed securely, the largest integer that encodes it. Other
     # metrics are cut to `LARGEST_METRIC`, or less where the sum of `most_reports` has no room for
     # that.
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    # Whether a metric that `metrics` does not name is refused instead.
-    names_all_metrics: bool = False
+    names_all_metrics: bool = False  # Whether a metric that is not in `metrics` is refused instead.
     most_reports: int = 100_000  # Largest number of reports in one sum.
-    # Grids of the histograms in a report, by the names of their metrics.
     grids: Mapping[str, metric_grid.MetricGrid] = dataclasses.field(default_factory=dict)
 
     @property

@@ -53,8 +53,7 @@ class Plans:
     """The plans of a task, not signed yet."""
 
     server: plan_pb2.ServerPlan
-    # Plans of devices, one for each runtime version that needs a variant of its own.
-    devices: tuple[plan_pb2.DevicePlan, ...]
+    devices: tuple[plan_pb2.DevicePlan, ...]  # One for each runtime version with its own variant.
 
     def sign(self, key: ed25519.Ed25519PrivateKey) -> plan_pb2.SignedTask:
         """Serialises, hashes and signs the plans."""
@@ -70,8 +69,7 @@ class DeviceTerms:
     kind: plan_pb2.TaskKind = plan_pb2.TRAINING  # Kind of the task, training or evaluation.
     selection: plan_pb2.Selection  # Examples that a device takes from its store.
     limits: plan_pb2.Limits  # Memory, time and upload that the task may cost a device.
-    # Rest of a device between two rounds, and the buckets of its histograms.
-    participation: plan_pb2.Participation
+    participation: plan_pb2.Participation  # Rests between rounds, and histogram buckets.
 
     def __post_init__(self) -> None:
         selection, participation = self.selection, self.participation
@@ -110,29 +108,21 @@ def build_plans(
 
     A process of TFF must be one that `execution.compile_process` compiles: training with any
     aggregator of this package, or evaluation. It may draw random numbers from the seeds of its
-    state and from the operating system's generator only.
+    state and from the operating system's generator only. The least runtime version of a plan
+    follows from its operations, and from whether it asks for secure aggregation.
 
-    The least runtime version of a plan follows from its operations, and from whether it asks for
-    secure aggregation.
+    `secure_aggregation` demands that all sums of reports are secure sums of the process; None if
+    reports are summed in the clear. `variants` rewrite the graph of the device part into one that
+    computes the same for older runtime versions. `broadcast` are the tensors that devices get in
+    the task whose model this one evaluates while it is trained: `prepare.outputs` of that task's
+    server plan. The process takes what it needs by label. None for what the process itself
+    broadcasts.
 
-    Args:
-      process: Round of federated learning, or a learning process of TFF.
-      pipeline: Pipeline from a device's examples to its batches.
-      terms: Terms on which devices take part in the task.
-      secure_aggregation: Demands of devices on the sums of their reports, all of which must then be
-        secure sums of the process. None if reports are summed in the clear.
-      variants: Functions that rewrite the graph of the device part into one that computes the same
-        for older runtime versions.
-      broadcast: Tensors that devices get in the task whose model this one evaluates while it is
-        trained: `prepare.outputs` of that task's server plan. The process takes what it needs by
-        label. None for what the process itself broadcasts.
-      private_round: Mechanism of the process's aggregator, which says how the state passes over a
-        skipped round. None for a process without noise, whose state a skipped round keeps.
-      report_limits: Upper limits of what an honest device reports. Devices cut their metrics to
-        them, and the server refuses reports beyond them. None for an update that is not clipped and
-        metrics of unknown size.
-      rounds_updates: Whether devices send their updates as integers of 16 bits (`rounded_updates`).
-        Only updates in the clear are; metrics never are.
+    `private_round` tells how the state passes over a skipped round. None for a process without
+    noise, whose state a skipped round keeps. Devices cut their metrics to `report_limits`, and the
+    server refuses reports beyond them; None for an update that is not clipped and metrics of
+    unknown size. With `rounds_updates`, devices send updates in the clear, but never metrics, as
+    integers of 16 bits.
     """
     common = {
         "population": terms.population,
@@ -271,7 +261,7 @@ def _device_graph(
 ) -> plan_pb2.Graph:
     """Joins parsing, batches, work and cutting of metrics in one graph.
 
-    The graph may get more tensors than it takes.
+    The graph may get more tensors than it uses.
     """
     own_specs = [_EXAMPLES_SPEC, _SEED_SPEC][: 1 + pipeline.shuffle]
     data = compiled_process.data_graph(
@@ -363,7 +353,7 @@ def _prepare_like(prepare: plan_pb2.Graph, broadcast: Sequence[plan_pb2.Tensor])
 
 
 def _in_any_round(label: str) -> str:
-    """Returns the label of a weight without what rounds of some kind put before it."""
+    """Returns the label of a weight without the prefix that some kinds of rounds add."""
     parts = label.split("/")
     first = next((i for i, part in enumerate(parts) if part in _WEIGHTS), 0)
     return "/".join(parts[first:])
@@ -439,7 +429,7 @@ def _access(access: federated_round.Access) -> plan_pb2.Graph:
 
 
 def _check_noise(name: str, graph: plan_pb2.Graph) -> None:
-    """Refuses a part of the server that draws random numbers which no seed of a state has made."""
+    """Refuses a part of the server whose random numbers do not come from a seed of the state."""
     graph_def = tf.compat.v1.GraphDef.FromString(graph.graph_def)
     drawn = large_fills.OPS
     if name in ("finish", "skip") and entropy.is_of_the_system(graph_def):

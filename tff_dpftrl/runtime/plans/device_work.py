@@ -57,7 +57,7 @@ class DeviceWork:
     def __init__(self, plan: plan_pb2.DevicePlan, *, clock: Callable[[], float] = time.monotonic):
         """Traces the graph, which takes a fraction of a second; `clock` measures a run."""
         self.plan = plan
-        """What it runs; what to take from the example store is in its `selection`."""
+        """Verified plan; its `selection` tells what to take from the example store."""
         try:
             self._num_own = 1 + (plan.seed_policy == plan_pb2.DEVICE_DRAWS)
             self._function = graphs.function_of(plan.graph, variables_from=self._num_own)

@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
 
     Attributes:
       holds: Whether the expectation is met.
-      measured: Measured numbers, for whoever reads the result.
+      measured: Measured numbers, for the reader of the result.
     """
 
     holds: bool

@@ -101,7 +101,7 @@ def function_of(
 def results_of(graph: plan_pb2.Graph) -> Sequence[tf.Tensor]:
     """Computes the results of a graph without inputs, once, with few copies of its constants."""
     content, constants = graph.graph_def, {}
-    # What cannot be read is imported as it is, which says what is wrong.
+    # An unreadable graph is imported as it is: the import's error says what is wrong.
     with contextlib.suppress(message.DecodeError):
         if len(content) >= graph_function.LARGE_BYTES:
             graph_def = tf.compat.v1.GraphDef.FromString(content)

@@ -210,7 +210,7 @@ def _receive(stream: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
 def serve() -> None:
     """Loads the plan and runs it as often as is asked, in the process of a `DeviceProcess`."""
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # What else is printed is no reply.
+    os.dup2(2, 1)  # Other output must not look like a reply.
     started = _receive(requests)
     assert started is not None
     tf.zeros([]).numpy()  # Initializes TensorFlow, which is not part of the cost.

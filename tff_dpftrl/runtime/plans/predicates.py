@@ -56,14 +56,11 @@ class Predicates:
     # Label of the metric that must fall from the first round of training to the last, with models
     # to which no noise was added; "" for none.
     loss: str = "client_work/train/loss"
-    # Smallest L2 norm by which the proxies change the model in a round, without noise.
-    least_change: float = 1e-9
-    # Largest L2 norm by which the proxies change the model in a round, without noise.
-    largest_change: float = 1e3
+    least_change: float = 1e-9  # Smallest L2 norm of a round's change of the model, without noise.
+    largest_change: float = 1e3  # Largest L2 norm of a round's change of the model, without noise.
     # Runtime versions of the devices that the task is meant for.
     runtime_versions: tuple[int, ...] = (allowed_ops.RUNTIME_VERSION,)
-    # Expectations of the engineer, on every variant.
-    expectations: Sequence[expectations_lib.Expectation] = ()
+    expectations: Sequence[expectations_lib.Expectation] = ()  # The engineer's, on every variant.
     # Python interpreters whose environments have other versions of TensorFlow that devices of the
     # task may have.
     pythons: Sequence[str | os.PathLike[str]] = ()
@@ -93,17 +90,14 @@ class Findings:
     """Measurements of one variant of the devices' plan."""
 
     losses: tuple[float, ...]  # Loss in each round; empty if none was asked for.
-    # L2 norm by which the proxies changed the model in each round, without noise.
-    changes: tuple[float, ...]
+    changes: tuple[float, ...]  # L2 norm of each round's change of the model, without noise.
     cost: measured_run.Cost  # Cost of a run on the proxy with most examples.
     tensorflow: str  # Version of TensorFlow that ran the devices' part.
-    # Expectations that were met, each with the measured numbers.
-    expectations: tuple[str, ...] = ()
+    expectations: tuple[str, ...] = ()  # Expectations that were met, with the measured numbers.
     # Largest relative difference of an update from that of the first variant with this process's
     # TensorFlow; None for that one, and for plans that draw other numbers in each run.
     difference: float | None = None
-    # Measurements of this variant with other versions of TensorFlow.
-    elsewhere: tuple[Findings, ...] = ()
+    elsewhere: tuple[Findings, ...] = ()  # Findings with other versions of TensorFlow.
 
 
 def check_task(

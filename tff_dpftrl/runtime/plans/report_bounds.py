@@ -32,7 +32,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.runtime.plans import plan_pb2, tensor_values
 
 _ROUNDING = 1e-7
-_ENTRIES_AT_ONCE = 1 << 17  # Of an array, as float64.
+_ENTRIES_AT_ONCE = 1 << 17  # Entries of an array that are float64 at a time.
 
 
 class OutOfBoundsError(ValueError):
@@ -81,7 +81,7 @@ class ReportBounds:
         self._check(update, num_devices, self._plan.report_bounds)
 
     def check_sum(self, sums: Sequence[np.ndarray], num_devices: int) -> None:
-        """Refuses a group's sum like `check`, but for what noise parties have added to."""
+        """Refuses a group's sum like `check`, except the parts that noise parties have added to."""
         self._check(sums, num_devices, [b for b in self._plan.report_bounds if not b.noised])
 
     def _check(

@@ -1,7 +1,7 @@
 """Updates as integers of 16 bits: a quarter of the bytes, and no update gets longer.
 
 A tensor x of d entries becomes integers q, the entries of 32767 x / max|x| rounded to the nearest
-one, and one scale s. Whoever reads them takes s q for x.
+one, and one scale s. The reader takes s q for x.
 
 **Guarantee.** Rounding may lengthen a vector. Therefore the scale is not max|x| / 32767, but the
 smaller of that and ‖x‖ / ‖q‖, times 1 - 2e-7: so ‖s q‖ ≤ ‖x‖ for each tensor. An update that was
@@ -39,7 +39,7 @@ from tff_dpftrl.runtime.plans import plan_pb2, tensor_values
 _DTYPE = "int16"
 _LARGEST = 32767
 _MARGIN = 2e-7
-# Of the largest entry of a tensor, so that no scale is rounded to few bits.
+# Smallest largest entry of a tensor, so that no scale is rounded to few bits.
 _SMALLEST = {"float32": 1e-30, "float64": 1e-290}
 _ENTRIES_AT_ONCE = 1 << 15  # As float64 they stay in a processor's cache.
 

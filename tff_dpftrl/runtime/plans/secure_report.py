@@ -31,15 +31,15 @@ Plan: TypeAlias = plan_pb2.DevicePlan | plan_pb2.ServerPlan
 COUNT_MODULUS = 2**32
 """Modulus of the count and the histograms."""
 MOST_DEVICES = 2**31
-"""No plan may ask for room for more: a count stays far from its modulus."""
+"""Largest number of devices that a plan may ask room for: counts stay far from their modulus."""
 LARGEST_MODULUS = 2**62
-"""Of a tensor: two groups' sums can be added as int64."""
+"""Largest modulus of a tensor: two groups' sums can be added as int64."""
 
 THREAT_MODELS = {
     plan_pb2.SecureAggregation.HONEST_BUT_CURIOUS: parameters_lib.ThreatModel.HONEST_BUT_CURIOUS,
     plan_pb2.SecureAggregation.ACTIVE_SERVER: parameters_lib.ThreatModel.ACTIVE_SERVER,
 }
-"""By what they are in plans."""
+"""Threat models by their values in plans."""
 _INTEGERS = frozenset(name for name in tensor_values.DTYPES if "int" in name)
 _NUM_FIRST = 3  # Number of segments before those of the update.
 

@@ -47,13 +47,13 @@ class ServerWork:
     """The server's part of a task."""
 
     def __init__(self, plan: plan_pb2.ServerPlan, entropy: entropy_lib.Repeated | None = None):
-        """Stores a verified plan. Whoever needs a graph first waits for `load`.
+        """Stores a verified plan. The first call that needs a graph waits for `load`.
 
         With `entropy`, for tests and audits, equal arguments give equal results.
         """
         self._entropy = entropy
         self.plan = plan
-        """What it runs."""
+        """Verified plan of the task."""
         self._num_plain = len(plan.zero.outputs)
         self._secure = plan.finish.inputs[len(plan.prepare.inputs) + self._num_plain :]
         self._loading = threading.Lock()
@@ -131,7 +131,7 @@ class ServerWork:
     def add(self, sums: Sums, update: Sequence[np.ndarray], *, keeps_sums: bool = True) -> Sums:
         """Adds an update that `check_update` accepted.
 
-        Unless `keeps_sums`, these change, and no second copy of them is made.
+        Unless `keeps_sums`, the sums change in place, without a second copy.
         """
         plain = self.load().accumulate(
             sums[: self._num_plain], update[: self._num_added], keeps_sums
@@ -226,7 +226,7 @@ def _adding(graph: plan_pb2.Graph) -> _Adding:
 
 def _added(one: Sequence[np.ndarray], other: Sequence[np.ndarray], keeps_one: bool = True) -> Sums:
     sums = []
-    with np.errstate(all="ignore"):  # As TensorFlow does.
+    with np.errstate(all="ignore"):  # TensorFlow ignores these errors, too.
         for a, b in zip(one, other, strict=True):
             reuses = not keeps_one and a.flags.writeable
             # TensorFlow makes a tensor of an aligned array without a copy.

@@ -5,9 +5,9 @@ certificates for it (X.509, RFC 5280) that lead to the vendor's root, as for a T
 or Android's key attestation. The device signs the server's nonce with that key, and sends the
 signature with the certificates.
 
-    token = certificate_attestation.make_token(nonce, chain, key)  # On the device.
-    verifier = certificate_attestation.CertificateTokens(roots, clock=time.time)
-    verifier.verify(token, nonce)
+token = certificate_attestation.make_token(nonce, chain, key)  # On the device.
+verifier = certificate_attestation.CertificateTokens(roots, clock=time.time)
+verifier.verify(token, nonce)
 
 The key must not be in software that a device's owner can read; here it is a file, for want of
 hardware. The token proves that the vendor certified the key, and nothing about the software that

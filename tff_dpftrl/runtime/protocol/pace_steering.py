@@ -41,18 +41,14 @@ _LEAST_AVAILABILITY = 1e-3  # Share of the mean: with no device there, waits wou
 class PaceSteering:
     """Distribution of check-ins for a population's size and demand."""
 
-    # Number of devices that the rounds of all tasks need in `period_seconds`, with over-selection.
-    devices_needed: float
+    devices_needed: float  # Devices, over-selected, of all tasks' rounds in `period_seconds`.
     period_seconds: float  # Duration of a round from one selection to the next, in seconds.
-    # Number of devices that are available at the same time, averaged over the day.
-    population_size: float
+    population_size: float  # Number of devices available at the same time, averaged over the day.
     # Relative numbers of available devices at each full hour of UTC, shape [24]; interpolated in
     # between.
     availability: tuple[float, ...] = (1.0,) * 24
-    # Multiple of `devices_needed` up to which a population comes to a rendezvous.
-    small_population: float = 10.0
-    # Share of the period within which the devices of a rendezvous come.
-    rendezvous_fraction: float = 0.1
+    small_population: float = 10.0  # Multiple of `devices_needed` up to which devices rendezvous.
+    rendezvous_fraction: float = 0.1  # Share of the period within which its devices come.
 
     def __post_init__(self):
         for name in ("devices_needed", "period_seconds", "population_size"):

@@ -49,8 +49,7 @@ class _Told:
     """Devices that got their turns from the same estimate."""
 
     steering: pace_steering.PaceSteering  # Pace steering that drew the turns.
-    # Expected number of devices that have not come since, if all are available.
-    devices: float = 0.0
+    devices: float = 0.0  # Expected number of devices that have not come since, if all are there.
 
 
 class DayCurve:

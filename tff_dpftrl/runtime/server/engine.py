@@ -52,9 +52,9 @@ class RemoteActors:
         return False
 
     def spawn(self, parent: str, address: str, role: Any) -> bool:
-        """Spawns an actor of another process; called for every `Spawn`. Returns whether it is one.
+        """Spawns an actor in another process if it belongs there; returns whether it does.
 
-        If it does not, the engine spawns it here.
+        Otherwise the engine spawns the actor here.
         """
         del parent, address, role
         return False
@@ -84,7 +84,7 @@ class _Member:
     def __init__(
         self,
         address: str,
-        actors: factory.ActorFactory,  # Of its population.
+        actors: factory.ActorFactory,  # Factory of its population.
         build: Callable[[], actor.Actor],
         parent: str,
         threads: futures.Executor | None,  # None on the event loop.
@@ -260,7 +260,7 @@ class Engine:
             self._refuse_late(message)
         elif type(message) is messages.Configure:  # The device disconnected in the meantime.
             self.deliver(message.report_to, messages.DeviceGone(message.device))
-        elif type(message) is messages.DevicesForwarded:  # They would wait in vain.
+        elif type(message) is messages.DevicesForwarded:  # The devices would wait in vain.
             for device in message.devices:
                 self.deliver(device, messages.ComeBack(device, (0.0,), _ABANDONED))
 

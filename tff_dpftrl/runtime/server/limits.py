@@ -33,11 +33,9 @@ class Limits:
     # Largest rate of check-ins that are checked, of all populations; further devices are asked to
     # come back. A second's worth of check-ins may come at once.
     check_ins_per_second: float = 10_000.0
-    # Largest rate of sessions' summaries that are counted; a second's worth may come at once.
-    summaries_per_second: float = 1_000.0
+    summaries_per_second: float = 1_000.0  # Largest rate of counted summaries, and largest burst.
     check_in_seconds: float = 10.0  # Time limit for the check-in of a connected device, in seconds.
-    # Time after which a device that was not selected is asked to come back, in seconds.
-    waiting_seconds: float = 3600.0
+    waiting_seconds: float = 3600.0  # Time until a device that was not selected is sent away.
     # Idle time after which a connection is tested, in seconds. A connection that does not answer
     # for as long again is closed.
     keepalive_seconds: float = 30.0

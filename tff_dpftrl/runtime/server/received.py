@@ -91,7 +91,7 @@ async def read_parts(
     They may have `most_bytes` bytes together. It raises `Refused` if they are too large, or the
     device sends something else.
     """
-    parts, num_small = bytearray(first), 0  # It grows where it is.
+    parts, num_small = bytearray(first), 0  # The array grows in place.
     while True:
         raw = await context.read()
         part = _part(raw, most_bytes - len(parts))

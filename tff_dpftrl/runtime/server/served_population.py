@@ -24,7 +24,6 @@ class ServedPopulation:
     population: population_lib.Population  # Population with the tasks' settings of rounds.
     tasks: Mapping[str, served_task.ServedTask]
     pace: selector.Pace  # Pace steering, which says when devices are to check in again.
-    # Callbacks for events and counts of this population.
     observer: observer_lib.Observer = dataclasses.field(default_factory=observer_lib.Observer)
     # Share of sessions and check-ins that other populations leave to this one; None for an even
     # part of one half of them.

@@ -30,7 +30,7 @@ _SELECTOR, _STORE = "selector", "store"
 _LOOK_SECONDS = 0.5  # Seconds between two looks at another server's lease.
 
 ServerError = binding.ServerError
-"""The server cannot start; the message is one line and says what to do."""
+"""Error of a server that cannot start; the message is one line and says what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +40,9 @@ class Endpoint:
     certificate: str | os.PathLike[str]  # File of the server's certificate in PEM.
     key: str | os.PathLike[str]  # File of the certificate's private key in PEM.
     _: dataclasses.KW_ONLY
-    # Verifier of devices' tokens; with None, every connection counts as a device.
-    attestation: attestation_lib.Attestation | None
+    attestation: attestation_lib.Attestation | None  # None: every connection is a device.
     limits: limits_lib.Limits = limits_lib.Limits()  # Limits on what devices may use.
-    # Host and port to listen on; with port 0, any free port.
-    address: str = addresses.DEFAULT_ADDRESS
+    address: str = addresses.DEFAULT_ADDRESS  # Host and port to listen on; port 0: any free one.
     # Names under which devices may know the server, for their tokens; those in the certificate if
     # empty.
     names: Sequence[str] = ()
@@ -121,8 +119,8 @@ class Server:
 
         If another server holds a lease, it waits until the lease ends, unless that server's process
         is known to have ended. If the lease is renewed in the meantime, its holder lives, and this
-        raises `ServerError`. So it does if the store cannot be used or lacks tasks, or the address
-        cannot be bound.
+        raises `ServerError`. It raises the same if the store cannot be used or lacks tasks, or the
+        address cannot be bound.
         """
         populations = self._populations
         actors = [
@@ -230,8 +228,8 @@ class Server:
     def _yields(self, population: str) -> bool:
         """Returns whether another server leads a population whose name is before this one's.
 
-        Otherwise two servers might lead one population each for ever, where devices find only one
-        of them: that can happen once both live, since one was stopped for longer than its leases.
+        Otherwise two servers, one of which was stopped for longer than its leases, might each lead
+        one population for ever. Devices find only one of the two.
         """
         engine = self._engine
         return engine is not None and any(
@@ -266,7 +264,7 @@ class Server:
         while not first.done():
             await asyncio.wait([first], timeout=_LOOK_SECONDS)
             if not first.done() and await self._foreign_lease(engine, population.name) is not None:
-                raise binding.another_leads(population.name)  # It was faster.
+                raise binding.another_leads(population.name)  # The other server was faster.
             if asyncio.get_running_loop().time() > deadline:
                 raise ServerError("No Coordinator has taken the lease: the store does not answer.")
         if isinstance(first.result(), events.StoreFailed):

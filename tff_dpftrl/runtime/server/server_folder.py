@@ -106,7 +106,7 @@ class ServerFolder:
             self._check_names(names or ())
         private_files.make_folder(self.path)
         if certificate and not self.certificate.exists():
-            self.private_key.unlink(missing_ok=True)  # From a start that was interrupted.
+            self.private_key.unlink(missing_ok=True)  # Left by an interrupted start.
             names = addresses.LOOPBACK_NAMES if names is None else names
             tls.create_self_signed(self.certificate, self.private_key, names)
         if issuer and self.issuer.exists():
@@ -178,8 +178,7 @@ class ServerFolder:
     def write_endpoint(self, devices: str, status_page: str) -> None:
         """Writes the addresses of the running server; `remove_endpoint` removes them.
 
-        Several HOST:PORT of the devices' service are separated by commas; the status page has a
-        URL.
+        Several HOST:PORT of the devices' service are separated by commas.
         """
         written = {"devices": devices, "status_page": status_page}
         durable_files.write(self.endpoint, (json.dumps(written) + "\n").encode())

@@ -20,7 +20,7 @@ class Phase(str, enum.Enum):
     REFUSED = "refused"
     CONNECTING = "connecting"
     WAITING = "waiting"
-    NOISE_PARTY = "noise party"  # That waits.
+    NOISE_PARTY = "noise party"  # A noise party that waits.
     SENT_AWAY = "sent away"
     TRAINING = "training"
     REPORTED = "reported"

@@ -128,7 +128,7 @@ def define_words(
     """
     public, words = language_task.read_public(config, progress)
     ids_of = text_pipeline.ids_of_texts(words, is_tokenized=config.pretokenized)
-    lengths = _length_edges()
+    lengths = [0, *(2**power for power in range(_LONGEST.bit_length()))]
     feature, texts = config.text_feature, "texts"
 
     def to_rows(features: Mapping[str, Any]) -> Mapping[str, tf.Tensor]:
@@ -163,10 +163,6 @@ def define_words(
 
 def _counts(places: tf.Tensor, size: int) -> tf.Tensor:
     return tf.math.unsorted_segment_sum(tf.ones_like(places, tf.float32), places, size)
-
-
-def _length_edges() -> list[int]:
-    return [0, *(2**power for power in range(_LONGEST.bit_length()))]
 
 
 def _length_names(edges: Sequence[int]) -> list[str]:

@@ -30,10 +30,8 @@ class Estimate:
     histogram: str
     bucket: str
     estimate: float  # Estimated count. Noise can make it negative.
-    # Standard deviation of the noise in it; None if it was not computed.
-    standard_error: float | None
-    # Estimate over the sum of the estimates of its histogram; None if that is not positive.
-    share: float | None
+    standard_error: float | None  # Standard deviation of its noise; None if it was not computed.
+    share: float | None  # Estimate over the sum of its histogram; None if that is not positive.
 
 
 def noise_stddev(terms: terms_lib.Terms, skipped: Sequence[bool]) -> float | None:

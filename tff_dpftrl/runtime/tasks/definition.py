@@ -36,8 +36,7 @@ class Language:
 
     words: vocabulary.Vocabulary
     rule: vocabulary.Rule  # Rule by which texts become words.
-    # Weights of an earlier model to begin with; None for random ones.
-    initial_weights: warm_start.InitialWeights | None
+    initial_weights: warm_start.InitialWeights | None  # None for random ones.
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -185,7 +184,7 @@ def load(build: str) -> TaskDefinition:
     try:
         with _neighbours_of(path):
             spec = importlib.util.spec_from_file_location(_MODULE, path)
-            assert spec is not None and spec.loader is not None  # Of a file that ends in .py.
+            assert spec is not None and spec.loader is not None  # True for files that end in .py.
             module = importlib.util.module_from_spec(spec)
             sys.modules[_MODULE] = module  # Dataclasses look for their module.
             spec.loader.exec_module(module)

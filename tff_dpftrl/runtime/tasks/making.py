@@ -62,13 +62,11 @@ class _Parts:
     definition: definition_lib.TaskDefinition  # Model, examples and bounds of metrics.
     model: own_model.Model  # The model, as TFF takes it.
     num_parameters: int  # Number of its trainable weights.
-    # Largest entry of each tensor of metrics, as it is summed, by its path.
-    largest_metrics: Mapping[str, float]
+    largest_metrics: Mapping[str, float]  # Largest entry of each summed metrics tensor, by path.
     proxies: Sequence[Sequence[bytes]]  # Serialized examples of each simulated device.
-    tests: predicates.Predicates  # What the task has to show on them.
+    tests: predicates.Predicates  # Tests that the task must pass on the proxies.
     config: task_config.TaskConfig  # All options, resolved.
-    # Grids of the metrics of which order statistics are recorded, by name.
-    grids: metric_sums.Grids
+    grids: metric_sums.Grids  # Grids of the metrics with recorded order statistics, by name.
 
     @property
     def has_own_algorithm(self) -> bool:
@@ -85,12 +83,12 @@ def make(
     progress: progress_lib.Progress,
     definition: definition_lib.TaskDefinition | None = None,
 ) -> task_folder.TaskFolder:
-    """Makes a training task, plans, tests, signatures and folder, and reads it back.
+    """Makes a training task: plans, tests, signatures and folder. Returns it as read back.
 
     The devices' data is not read. Tests use proxies of it. The new folder's name is the task's if
-    the options give none. `key` signs plans and terms. The definition is that of the option `build`
-    if None, or the language model of the options. It raises `TaskRefusedError` with all reasons if
-    the tests fail.
+    the options give none. `key` signs plans and terms. Without a definition, the task is that of
+    the option `build`, or the language model of the options. It raises `TaskRefusedError` with all
+    reasons if the tests fail.
     """
     task_folder.check_is_free(output)
     config = _resolved(config, output, definition)
@@ -127,7 +125,7 @@ def make_evaluation(
     """
     task_folder.check_is_free(output)
     schema = schema_lib.MinSep.unrestricted(config.num_rounds)
-    # It has no noise that a party could add.
+    # An evaluation has no noise that a party could add.
     config = dataclasses.replace(
         config, min_sep=1, max_participations=config.num_rounds, noise_party=None
     )
@@ -247,7 +245,7 @@ def _secure_terms(config: task_config.TaskConfig) -> terms_lib.SecureAggregation
 
 
 def _listed(specs: Mapping[str, tf.TensorSpec]) -> str:
-    """Lists metrics, as in "loss (2 numbers)", with the entries of the sums that they are from."""
+    """Lists metrics, as in "loss (2 numbers)", with the entries of their sums."""
     counts: collections.Counter[str] = collections.Counter()
     for path, spec in specs.items():
         counts[path.partition("/")[0]] += spec.shape.num_elements()

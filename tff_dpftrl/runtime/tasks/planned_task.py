@@ -276,9 +276,9 @@ def load(
 ) -> PlannedTask:
     """Reads and verifies a task, ready to be served.
 
-    Without trusted `keys`, the key in the folder is taken, which shows damage, but not who made the
-    task. It raises ValueError if there is no task, or it was changed or signed by nobody who is
-    trusted.
+    Without trusted `keys`, the key in the folder is trusted, which shows damage, but not who made
+    the task. It raises ValueError if there is no task, if it was changed, or if none of the keys
+    signed it.
     """
     return PlannedTask(task_folder.read(path, keys))
 

@@ -31,7 +31,7 @@ LARGEST_NOISED = 5000
 MOST_PARTIES = 8
 """Largest number of noise parties of a task."""
 SECURITY_BITS = 40
-"""A neighbour graph may reveal more than a group's sum with probability 2 to minus this."""
+"""Negative log2 of the probability with which neighbour graphs may reveal more than a sum."""
 
 _CORRUPT_FRACTION = 0.05
 _LEAST_FRACTIONS = {
@@ -44,23 +44,18 @@ _LEAST_FRACTIONS = {
 class SecureGroups:
     """Groups of a round in which the devices of a task sum their reports."""
 
-    # What the server may do: a value of `secure_sums.parameters.ThreatModel`.
-    threat_model: ThreatModel
-    # Sizes of a round; `devices_per_aggregator` is the largest size of a group.
-    rounds: population.RoundSettings
+    threat_model: ThreatModel  # A value of `secure_sums.parameters.ThreatModel`.
+    rounds: population.RoundSettings  # `devices_per_aggregator` is the largest size of a group.
     secagg_bits: int | None  # Bits of one parameter of an encoded update; None is refused.
-    # Fewest devices in a group's sum; None for a group's share of the fewest reports of a round.
-    given_least_group: int | None = None
+    given_least_group: int | None = None  # None: a group's share of the fewest reports.
     # Share of a group, more than which has to stay to the end; None for the least that the threat
     # model allows.
     secure_threshold: float | None = None
-    # Number of devices that each device shares its secrets with; None for all of its group.
-    secure_neighbours: int | None = None
+    secure_neighbours: int | None = None  # Number of a device's neighbours; None for all.
     # Share of the devices that may collude with the server, for which `secure_neighbours` are
     # enough; None for 0.05.
     secure_corrupt_fraction: float | None = None
-    # Raw public keys, hexadecimal, of the parties that add the noise within the sum.
-    noise_parties: tuple[str, ...] = ()
+    noise_parties: tuple[str, ...] = ()  # Raw public keys, hexadecimal.
 
     def __post_init__(self):
         self._check_noise_parties()
@@ -237,7 +232,7 @@ class SecureGroups:
             self._refuse_neighbours(k)
 
     def _check_complete(self) -> None:
-        """Refuses what does not fit groups in which each device shares secrets with all others."""
+        """Refuses options that do not fit groups in which each device shares secrets with all."""
         if self._largest_group > LARGEST_COMPLETE:
             remedy = "lower devices_per_aggregator"
             if self._model is parameters.ThreatModel.HONEST_BUT_CURIOUS:

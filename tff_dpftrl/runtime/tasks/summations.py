@@ -30,7 +30,7 @@ class Total:
 
 
 class PlanSummation(population_lib.Summation):
-    """Sums `wire_pb2.Report`s: updates as the plan says, participation vectors beside them."""
+    """Sum of `wire_pb2.Report`s: updates as the plan says, participation vectors beside them."""
 
     def __init__(self, work: server_work.ServerWork, most_reports: int):
         """Takes the server's part of a task."""
@@ -87,7 +87,7 @@ class PlanSummation(population_lib.Summation):
 
 
 class SecureSummation(population_lib.Summation):
-    """Adds sums of groups, whose devices have summed their reports securely; sees no report."""
+    """Sum of groups' sums, whose devices have summed their reports securely; it sees no report."""
 
     def __init__(self, work: server_work.ServerWork):
         """Takes the server's part of a task whose plan asks for secure aggregation."""

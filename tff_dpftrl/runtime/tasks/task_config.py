@@ -24,7 +24,7 @@ _DEFINITION = "model and data of your own"
 _TESTS = "tests of the task"
 
 _SHARE_THAT_MAY_REST = 0.7
-"""Share of the devices that may rest if `min_sep` is not given; the others can fill a round."""
+"""Share of the devices that may rest by the default `min_sep`; the others can fill a round."""
 
 _ONLY_SECURE = (
     *("secure_threshold", "secure_neighbours", "secure_corrupt_fraction", "least_group"),

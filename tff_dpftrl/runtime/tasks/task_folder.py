@@ -72,17 +72,13 @@ class TaskFolder:
     # Signed plans with their approvals, as devices get them; that of the server without its
     # content.
     signed: plan_pb2.SignedTask
-    # Plan of the server, without `initialize`, which has the model's weights.
-    server: plan_pb2.ServerPlan
-    # Plans of devices, one for each runtime version that needs a variant of its own.
-    devices: tuple[plan_pb2.DevicePlan, ...]
+    server: plan_pb2.ServerPlan  # Without `initialize`, which has the model's weights.
+    devices: tuple[plan_pb2.DevicePlan, ...]  # One for each runtime version with its own variant.
     terms: terms_lib.Terms  # Privacy terms of the task.
     config: task_config.TaskConfig  # Options of the task.
-    # Vocabulary of the model; None if it is not a language model of this package.
-    words: vocabulary.Vocabulary | None = None
+    words: vocabulary.Vocabulary | None = None  # None if it is no language model of this package.
     rule: vocabulary.Rule | None = None  # Rule by which texts become words; None with `words`.
-    # Names of the buckets of each histogram of a task that counts; None for a model.
-    buckets: Mapping[str, Sequence[str]] | None = None
+    buckets: Mapping[str, Sequence[str]] | None = None  # By histogram, if the task counts.
 
     @property
     def name(self) -> str:

@@ -62,19 +62,15 @@ class PrivacySoFar:
     num_rounds: int
     skipped_rounds: int  # Number of them that were skipped, which ε charges like the others.
     epsilon: float | None  # ε of the committed rounds; None if there is no guarantee.
-    # ε if one more round is committed, such as the one that runs; None if there is no guarantee.
-    next_epsilon: float | None
+    next_epsilon: float | None  # ε with one more round; None if there is no guarantee.
     delta: float  # δ of the guarantee.
-    # ρ of zero-concentrated DP for the released rounds; None if there is no guarantee.
-    rho_zcdp: float | None
+    rho_zcdp: float | None  # ρ (zCDP) of the released rounds; None if there is no guarantee.
     min_sep: int | None  # Smallest stride that devices reported; None if none took part twice.
     max_participations: int  # Largest number of rounds that a device reported.
     contradicting_reports: int  # Number of reports that contradict the declared participation.
     unknown_rounds: int  # Number of rounds whose histograms no devices could have made.
-    # ε after all rounds, with the declared participation; None if there is no guarantee.
-    declared_epsilon: float | None
-    # Budget: no round begins that would bring ε above it; None if there is no guarantee.
-    budget_epsilon: float | None
+    declared_epsilon: float | None  # ε of all rounds as declared; None if there is no guarantee.
+    budget_epsilon: float | None  # No round begins beyond it; None if there is no guarantee.
 
     def metrics(self) -> dict[str, float | int | None]:
         """Returns ε and the reported participation as columns of a round's metrics."""
@@ -342,7 +338,7 @@ class TaskPrivacy:
         is_unknown = (
             self._terms.initial_weights_source and not self._terms.initial_weights_are_public
         )
-        if is_unknown and not self._terms.earlier_runs:  # Of these the statement has a number.
+        if is_unknown and not self._terms.earlier_runs:  # The statement counts those.
             caveats.append(sentences.INITIAL_WEIGHTS)
         if others:
             caveats.append(_composed(claim, others))

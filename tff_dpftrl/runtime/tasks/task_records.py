@@ -28,7 +28,7 @@ TASK, PRIVATE = "task", "private"
 """Names of the two folders."""
 
 OTHERS = "other_tasks.json"
-"""Name of the file of what other tasks had spent."""
+"""Name of the file with other tasks' privacy costs."""
 
 _ROWS, _MODEL, _STATE = "rows.json", "model", "state"
 FILES = (_ROWS, _MODEL, _STATE)

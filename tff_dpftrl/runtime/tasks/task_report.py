@@ -92,10 +92,8 @@ class TaskReport:
     """Results of a task."""
 
     rows: Sequence[Mapping[str, Any]]  # Metrics, one row for each committed round.
-    # Privacy statement; None for an evaluation task.
-    statement: statement_lib.PrivacyStatement | None
-    # Metrics of the model on users who never train; None if they were not measured.
-    held_out: Mapping[str, float] | None
+    statement: statement_lib.PrivacyStatement | None  # None for an evaluation task.
+    held_out: Mapping[str, float] | None  # Metrics on users who never train, if measured.
     summary: str  # Outcome in a few lines.
 
 
@@ -262,7 +260,7 @@ def _released(folder: task_folder.TaskFolder, state: task_state.TaskState) -> li
 def _write_model(
     folder: task_folder.TaskFolder, weights: Sequence[np.ndarray], output: pathlib.Path
 ) -> language_model.LanguageModel | None:
-    """Writes the model, with its words; of one that is not of this package, the weights."""
+    """Writes the model, with its words; for other packages' models, the weights only."""
     path, config = output / "model.npz", folder.config
     if folder.words is None or folder.rule is None or folder.buckets is not None:
         with durable_files.replacing(path) as file:
@@ -321,7 +319,7 @@ def _last(shown: Sequence[Mapping[str, Any]]) -> str:
 def _with_cache(row: Mapping[str, Any]) -> str:
     """Describes what a cache of each device's earlier text gave in a round; "" if unknown."""
     num_words = row.get(f"{_EVALUATED}/earlier_text_num_in_vocab")
-    if not num_words:  # Of earlier versions, of a model of somebody's own, or no such text.
+    if not num_words:  # Earlier versions and custom models report none; or there is no such text.
         return ""
     every, part, alone = (
         row[f"{_EVALUATED}/{name}"]

@@ -30,8 +30,7 @@ class TaskState:
 
     terms: str  # Digest of the task's terms (`Terms.digest()`), which are bound to its plans.
     observed: participation_histograms.ObservedRounds
-    # State of the process, serialised by `tensor_values.to_bytes`; secret.
-    tensors: bytes | memoryview = dataclasses.field(repr=False)
+    tensors: bytes | memoryview = dataclasses.field(repr=False)  # State of the process; secret.
 
     def to_bytes(self) -> bytes:
         """Serialises the state; equal states give equal bytes."""

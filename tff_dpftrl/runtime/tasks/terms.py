@@ -52,8 +52,7 @@ class SecureAggregation:
     threat_model: str  # Behaviour of the server: a value of `secure_sums.parameters.ThreatModel`.
     least_group: int  # Smallest number of devices in the sum of a group.
     threshold: float  # Share of the holders of a secret's shares, more than which recover it.
-    # Number of devices that a device shares its secrets with; None for its whole group.
-    neighbours: int | None = None
+    neighbours: int | None = None  # Number of a device's neighbours; None for its whole group.
     # Share of the devices that may collude with the server, for which `neighbours` were chosen;
     # None without `neighbours`.
     corrupt_fraction: float | None = None
@@ -89,39 +88,28 @@ class Terms:
     """The privacy terms of one task."""
 
     server_plan: str  # SHA-256 of the server's plan, hexadecimal.
-    # SHA-256, hexadecimal, of the other files of the task, by their names.
-    files: Mapping[str, str]
-    # Kind of the task: "training", or "evaluation", which only releases metrics, without noise.
-    kind: Kind
+    files: Mapping[str, str]  # SHA-256, hexadecimal, of the task's other files, by their names.
+    kind: Kind  # "training", or "evaluation", which only releases metrics, without noise.
     population: str  # Name of the population of devices.
     task: str
     num_devices: int  # Smallest number of devices in the population.
-    # Participation schema: how often, and how closely, one device takes part.
-    schema: schema_lib.MinSep
+    schema: schema_lib.MinSep  # How often, and how closely, one device takes part.
     delta: float  # δ of the statement.
-    # The strategy matrix, restarts included; None without clipping and noise.
-    strategy: strategy_lib.Strategy | None
+    strategy: strategy_lib.Strategy | None  # Restarts included; None without clipping and noise.
     noise_multiplier: float  # z, standard deviation of the noise per unit of clip norm.
     clip_norm: float  # L2 norm that an update is clipped to, the first one if adaptive.
     adaptive_clipping: bool  # Whether the clip norm is learned under the same z.
-    # Budget: no round begins that would bring ε above it. None for the ε of the declared rounds.
-    max_epsilon: float | None
+    max_epsilon: float | None  # Budget: no round begins beyond it. None: ε of the declared rounds.
     data: str  # Name of the devices' data in statements.
     vocabulary_source: str | None  # Source of the vocabulary; None if the model reads no words.
     vocabulary_is_public: bool  # Whether the maker of the task declared this source public.
-    # Source of the initial weights; None if they are drawn at random.
-    initial_weights_source: str | None
-    # Whether it is recorded that they come from public text alone.
-    initial_weights_are_public: bool
-    # Further entries of the statement, by name.
-    parameters: Mapping[str, str | int | float | bool | None]
+    initial_weights_source: str | None  # None if they are drawn at random.
+    initial_weights_are_public: bool  # Whether they are recorded to be from public text alone.
+    parameters: Mapping[str, str | int | float | bool | None]  # Further entries of the statement.
     model_of: str | None = None  # Name of the task whose model is evaluated; None for training.
-    # How reports are hidden from the server; None if it sees them.
-    secure_aggregation: SecureAggregation | None = None
-    # Runs that the initial weights come from: the last one first.
-    earlier_runs: tuple[composition.Spent, ...] = ()
-    # Whether a source that is not public counted words with noise.
-    vocabulary_is_noised: bool = False
+    secure_aggregation: SecureAggregation | None = None  # None if the server sees reports.
+    earlier_runs: tuple[composition.Spent, ...] = ()  # Runs behind the initial weights, last first.
+    vocabulary_is_noised: bool = False  # Whether a private source was counted with noise.
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -161,7 +149,7 @@ class Terms:
             "schema": dataclasses.asdict(self.schema),
             "strategy": None if self.strategy is None else self.strategy.to_dict(),
         }
-        if self.secure_aggregation is None:  # As in terms of earlier versions.
+        if self.secure_aggregation is None:  # Terms of earlier versions lack the key.
             del values["secure_aggregation"]
         else:
             values["secure_aggregation"] = self.secure_aggregation.to_dict()
