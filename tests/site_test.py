@@ -170,7 +170,8 @@ _QUESTIONS = {
     "what is not protected": ["limits"],
     "what words do I put in the vocabulary": ["vocabulary"],
     "how large is epsilon in published deployments": ["published_deployments"],
-    "run the server on two machines": ["two_machines"],
+    "run the server on two machines": ["two_machines", "run_a_server"],
+    "how do I start a server for devices": ["run_a_server"],
 }
 
 # What Sphinx puts before search_order.js, with a simpler stemmer.
