@@ -1,8 +1,8 @@
 """Offline stand-ins for the A/B metrics of keyboards, on held-out text.
 
 Xu et al. 2023 (section 3) measure models of Gboard by what users do: which suggestions they pick.
-Held-out text has no user to pick anything. Here the user is ideal: takes what is shown if it is the
-word of the text, and never else. So the figures rank models; they are no rates of real users.
+Held-out text has no user who could pick anything. Here an ideal user takes a suggestion if and only
+if it is the word of the text. So the figures rank models; they are no rates of real users.
 
 * Next-word prediction shows three words after a word is committed. The ratio of committed words
   that are among them is the paper's accuracy. A picked word is committed, so its picked rate is

@@ -251,7 +251,7 @@ def _name_corpus(name: str, corpus: user_text.UserText, path: pathlib.Path) -> u
 
 
 def _remember(corpus_path: pathlib.Path, name: str, compute: Callable[[], bytes]) -> bytes:
-    """Returns a value that depends on the texts, from a file beside the cached corpus if it can."""
+    """Returns a value that depends on the texts, cached beside the corpus if possible."""
     key = hashlib.sha256(name.encode("utf-8")).hexdigest()[:16]
     path = corpus_path.with_name(f"{corpus_path.name.partition('.')[0]}-{key}.kept")
     with contextlib.suppress(OSError):

@@ -118,7 +118,7 @@ def group(
 
 
 def _both(first: dict[str, list[str]], rest: Iterable[Group]) -> Iterator[Group]:
-    """Yields what is in memory, and lets go of it, and then the rest."""
+    """Yields the groups in memory, frees them, and yields the rest."""
     yield from first.items()
     first.clear()
     yield from rest

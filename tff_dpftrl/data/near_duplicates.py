@@ -83,7 +83,7 @@ def _runs(text: str) -> bytes:
 
 
 def _candidates(texts: set[bytes], others: set[bytes]) -> Iterator[bytes]:
-    """Yields the texts with as many of their runs in all others together as in one they repeat."""
+    """Yields texts whose share of runs in all others together is as large as a repeat's in one."""
     known = np.unique(np.frombuffer(b"".join(others), np.uint64))
     ordered = sorted(texts)
     starts = np.cumsum([0, *(len(text) // 8 for text in ordered)])

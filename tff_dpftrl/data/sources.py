@@ -310,9 +310,9 @@ def share_texts(
 def parts_of(
     spec: str, table: tables.TableOptions, users: Sequence[user_text.UserText]
 ) -> Iterator[user_text.UserText]:
-    """Yields what is known of a corpus, for a comparison.
+    """Yields the parts of a corpus that are known, for a comparison.
 
-    Nothing is read of a name of no file, nor of a file that cannot be read.
+    A name that is no file, and a file that cannot be read, have no parts.
     """
     yield from users
     if is_on_disk(spec):
@@ -321,4 +321,4 @@ def parts_of(
 
 
 def _ignore(line: str) -> None:
-    """Takes a line that whoever reads the corpus in earnest says."""
+    """Drops a notice, which is given when the corpus is read for a run."""

@@ -1,7 +1,7 @@
 """Vocabularies of sub-words, as Hugging Face's `tokenizers` writes them (`tokenizer.json`).
 
-They stand in the place of a `vocabulary.Vocabulary`: what are words there are tokens here, and the
-rule that splits text splits it into tokens. The token t of a `tokenizer.json` has the id t + 1,
+They replace a `vocabulary.Vocabulary`: tokens take the place of words, and the rule splits text
+into tokens. The token t of a `tokenizer.json` has the id t + 1,
 since 0 is padding, so a model has one id more than the file has tokens.
 """
 
@@ -212,7 +212,7 @@ class Subwords(vocabulary.Vocabulary):
 def words_of(
     kind: Kind, *, lower_case: bool, is_tokenized: bool, word_rule: int = tokenizer.LATEST
 ) -> Callable[[str], list[str]]:
-    """Returns the rule from a text to what a learned vocabulary has pieces of."""
+    """Returns the rule that splits a text into the words that have pieces in a vocabulary."""
     rule = tokenizer.Tokenizer(lower_case, is_tokenized, word_rule)
 
     def whole(text: str) -> list[str]:
@@ -248,7 +248,7 @@ def package() -> Any:
 
 
 def _wordpiece(definition: str) -> dict[str, Any]:
-    """Returns a learned model of WordPiece, without the ends of texts, which no text may spell."""
+    """Returns a learned model of WordPiece without the ends of texts, which no text may spell."""
     model = json_text.parse(definition)["model"]
     vocab = {token: i for token, i in model["vocab"].items() if token not in LEARNED_ENDS}
     return model | {"vocab": vocab}
@@ -374,7 +374,7 @@ def of_definition(
 
 
 def _switch_off_randomness(model: dict[str, Any] | None, where: str) -> None:
-    """Has a text the same tokens each time: a repeated step must be the same."""
+    """Makes a tokenizer deterministic: a repeated step must read the same tokens."""
     for name in ("dropout", "alpha", "nbest_size"):  # Of BPE and of Unigram.
         if model and model.get(name):
             warnings.warn(

@@ -1,7 +1,7 @@
 """Files of tables: which ones a name stands for, and their rows.
 
-CSV, TSV and JSON lines are read by Python itself, line by line: only so has every row that cannot
-be used a line, whatever is wrong with it. Parquet and Feather are read with pyarrow.
+CSV, TSV and JSON lines are read by Python itself, line by line: so every row that cannot be
+used has a line number, whatever is wrong with it. Parquet and Feather are read with pyarrow.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def rows(
 
 
 def _guarded(path: pathlib.Path, read: Iterator[Any]) -> Iterator[Any]:
-    """Passes on what a reader yields, and says of which file an error is."""
+    """Passes on what a reader yields, and adds the file's name to its errors."""
     number = 0
     try:
         for item in read:
@@ -232,7 +232,7 @@ def open_text(path: pathlib.Path, encoding: str | None, newline: str) -> Iterato
 
 
 def _encoding_of(head: bytes) -> str:
-    """Returns how to read a text whose first line has NUL characters in another encoding."""
+    """Returns the advice for a text whose first line has NUL characters in another encoding."""
 
     def num_readable(encoding: str) -> int:
         text = head.decode(encoding, "ignore")
@@ -304,7 +304,7 @@ def _separated_rows(
 
 
 def _problem(error: str, first: int, last: int) -> str | None:
-    """Returns what ends the reading of a file, if an error of Python's reader does."""
+    """Returns the problem that ends the reading of a file; None if the error is another one."""
     open_quote = 'a quote is opened and not closed: double the quotes that are part of a text ("")'
     if "field larger" in error:
         long = f"a cell has more than {_MAX_FIELD:,} characters: split it, or write JSON lines"
@@ -407,7 +407,7 @@ def _arrow_rows(path: pathlib.Path, form: str, choose: Choose) -> Iterator[Any]:
 
 
 def _validated(batches: Iterable[Any]) -> Iterator[Any]:
-    """Checks record batches of a file, which Arrow reads as they are, and damaged ones crash it."""
+    """Checks record batches of a file: Arrow does not, and damaged ones crash it."""
     for batch in batches:
         batch.validate(full=True)
         yield batch

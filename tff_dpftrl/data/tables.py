@@ -1,7 +1,7 @@
 """Tables with a user and a text in each row: their columns, and rows that cannot be used.
 
-A row that cannot be used is left out, counted, and named by its file and line. More of them than a
-share of all rows, and the table is refused.
+A row that cannot be used is left out, counted, and named by its file and line. The table is refused
+if too large a share of its rows cannot be used.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class RowCheck:
                 places.append(f"{place}{number}")
 
     def finish(self, num_repeated: int, num_users: int) -> None:
-        """Says what was found, and refuses a table with too many rows that cannot be used."""
+        """Reports what was found, and refuses a table with too many rows that cannot be used."""
         if self._num_rows == 0:
             raise validation.UsageError(f"{self._name} has no rows.")
         num_bad, limit = sum(self._bad.values()), self._options.max_bad_rows
@@ -295,7 +295,7 @@ def _reason(text: Any) -> str | None:
 
 
 def damage(text: str) -> str | None:
-    """Returns what rows with characters that no corpus takes are; None if a text has none."""
+    """Returns the description of rows with characters that no corpus takes; None without one."""
     if "\0" in text:
         return "with a NUL character in the text"
     return user_ids.surrogate_in(text)
@@ -373,7 +373,7 @@ def _decoded(text: bytes) -> str | Broken:
 
 
 def _plain_value(value: Any) -> Any:
-    """Returns None for pandas' NA, which has no truth value, and NumPy's scalars as Python's."""
+    """Converts NumPy's scalars to Python's, and pandas' NA, which has no truth value, to None."""
     if type(value).__name__ in ("NAType", "NaTType"):
         return None
     return value.tolist() if type(value).__module__ == "numpy" else value

@@ -110,7 +110,7 @@ def _smallest(digests: set[int]) -> np.ndarray:
 
 
 def _bound(kept: np.ndarray) -> np.uint64:
-    """Returns the largest digest that would have been kept."""
+    """Returns the largest digest that the sample would have kept."""
     return kept[-1] if len(kept) == _MOST else _LARGEST
 
 

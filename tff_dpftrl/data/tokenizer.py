@@ -44,7 +44,7 @@ _JOINERS = "\u200c\u200d"
 
 
 def _pattern(letter: str, digit: str, other: str, marks: str | None) -> str:
-    """Returns the expression of a word, of expressions of single characters."""
+    """Returns the regular expression of a word, given those of single characters."""
     if marks is None:
         return rf"{letter}+(?:'{letter}+)*|{digit}+(?:\.{digit}+)*|{other}"
     letters, digits = (rf"{kind}+(?:{marks}{kind}*)*" for kind in (letter, digit))

@@ -1,7 +1,8 @@
 """Ids of users as text: the one place where a column of ids becomes users, whatever it came from.
 
-A float that is too large to be exact is the id of several users, and a number that is written in
-several ways makes several users of one. Either way the unit of privacy would not be the user.
+A float that is too large to be exact would be the id of several users. A number that is written in
+several ways would make several users of one. In both cases the unit of privacy would not be
+the user.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def is_list(cell: Any) -> bool:
 
 
 def surrogate_in(text: str) -> str | None:
-    """Returns what rows are whose text cannot be encoded; None if it can."""
+    """Returns the description of rows whose text cannot be encoded; None if it can."""
     if text.isascii():
         return None
     try:
@@ -135,7 +136,7 @@ _LONG = f"with a number of more than {_MAX_DIGITS} digits as the id of the user"
 
 
 def at(place: str, number: int, cell: Any, read: Callable[[Any], _Read] = as_text) -> _Read:
-    """Reads the ids in a cell, and says in which one an id is that is not exact."""
+    """Reads the ids in a cell; the message of an id that is not exact names the cell."""
     try:
         return read(cell)
     except validation.UsageError as error:

@@ -186,7 +186,7 @@ def normal_texts(texts: Iterable[str], version: int = tokenizer.LATEST) -> froze
 
 
 def is_long(texts: Iterable[str]) -> bool:
-    """Returns whether texts have the words that nobody else writes by chance."""
+    """Returns whether texts are so long that nobody else writes them by chance."""
     # Two characters count as a word where no spaces are written.
     words = (max(len(text.split()), tokenizer.count_unspaced(text) // 2) for text in texts)
     return sum(words) >= _MIN_SHARED_WORDS

@@ -98,8 +98,8 @@ class Vocabulary:
       source: Source of the words, and who declared it public, for the privacy statement.
       lower_case: Whether the words are lower-cased, and texts must be.
       is_public: Whether the words are independent of the users to be protected.
-      is_noised: Whether those that are not were counted with noise, within the budget of the run
-        that counted them.
+      is_noised: Whether words that are not public were counted with noise, within the budget of
+        the run that counted them.
       word_rule: Version of the rule that splits texts into words: `Tokenizer.version`.
     """
 
@@ -174,7 +174,7 @@ class Vocabulary:
 
     @property
     def may_be_fewer(self) -> bool:
-        """Whether a model may have more ids than these, which no text has."""
+        """Whether a model may have more ids than the vocabulary; no text has those."""
         return False
 
     def count(self, ids: np.ndarray) -> tuple[int, int]:

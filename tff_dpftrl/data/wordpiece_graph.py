@@ -1,7 +1,7 @@
 """WordPiece in graphs, with operations of TensorFlow's core and without state.
 
-`tensorflow_text` has an operation for it, which every program that loads the graph would need, too,
-and which a device's plan may not have.
+`tensorflow_text` has an operation for it. But every program that loads the graph would need that
+package, and a device's plan may not use the operation.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def split(
 
 
 def cut(words: tf.RaggedTensor, longest_word: int) -> tf.RaggedTensor:
-    """Cuts longer words into words of so many characters; ragged shape [n, None]."""
+    """Cuts words into pieces of at most `longest_word` characters; ragged shape [n, None]."""
     spaced = tf.strings.regex_replace(words.values, f"(.{{{longest_word}}})", "\\1\n")
     return _by_text(words, tf.strings.split(spaced))
 

@@ -1,4 +1,4 @@
-"""What decoder-only transformers share: layers that record their uses of weights, and attention.
+"""Shared parts of decoder-only transformers: layers that record their uses of weights, attention.
 
 There is neither dropout nor state: a sequence's scores depend on its words and the weights alone.
 Padding comes after the words of a sequence, and attention never looks ahead: padding does not

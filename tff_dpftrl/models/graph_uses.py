@@ -6,7 +6,7 @@ a tensor, so that no use is missed. Each must be one whose gradient is known her
 (of `Dense`, `EinsumDense`, attention, the cells of an unrolled LSTM), a sum or product by entries
 (biases, layer norms, positions) or a lookup (`Embedding`). Else none of the uses are returned.
 
-**Whose is what.** The gradient of a result has a part for each row of the batch if the losses and
+**Rows.** The gradient of a result has a part for each row of the batch if the losses and
 all results are computed for each row by itself, which the operations of the graph have to show
 (`row_layouts`). In a result, the rows must be the first axis, or flattened with the axes after it.
 """
@@ -192,7 +192,7 @@ def _constant(tensor: tf.Tensor) -> np.ndarray:
 
 
 def _evaluated(operation: tf.Operation, given: Sequence[Any]) -> list[np.ndarray]:
-    """Returns what an operation makes of given inputs, outside of the graph."""
+    """Computes the result of an operation for given inputs, outside of the graph."""
     arguments = {
         _RENAMED.get(argument.name, argument.name): value
         for argument, value in zip(operation.op_def.input_arg, given, strict=True)
@@ -207,7 +207,7 @@ def _evaluated(operation: tf.Operation, given: Sequence[Any]) -> list[np.ndarray
 
 
 def _static(tensor: tf.Tensor) -> np.ndarray | None:
-    """Returns the value, if it is the same for all batches of the same shapes."""
+    """Returns the value of a tensor, if it is the same for all batches of the same shapes."""
     value, operation = tf.get_static_value(tensor), tensor.op
     if value is not None:
         return value
@@ -256,7 +256,7 @@ class _Reading:
         return found
 
     def _uses(self, weight: tf.Tensor, order: dict[str, int]) -> list[_Use]:
-        """Returns all that reads a weight."""
+        """Returns all operations that read a weight."""
         uses, views = [], [_View(weight, None, math.prod(weight.shape))]
         while views:
             view = views.pop()
@@ -294,7 +294,7 @@ class _Reading:
         )
 
     def _tokens(self, operation: tf.Operation, tensor: tf.Tensor) -> int:
-        """Returns how many entries of the first axis a row has, all those of a row side by side."""
+        """Returns the number of entries of the first axis that a row has, which are adjacent."""
         if not tensor.shape.rank or None in list(tensor.shape[1:]):
             raise UnknownUseError(f"sizes of {tensor.name} are not known")
         if self._layouts is not None:
@@ -429,7 +429,7 @@ def _is_selection(operation: tf.Operation, position: int) -> bool:
 
 
 def _merged(name: str, shape: tf.TensorShape, uses: Sequence[_Use]) -> list[Found]:
-    """Returns the uses of a weight, those of the same kind as one."""
+    """Joins the uses of a weight that are of the same kind."""
     kinds = {(use.kind, use.shape) for use in uses}
     table = tuple(shape)
     is_tied = kinds == {("lookup", table), ("transposed product", table)}

@@ -365,7 +365,7 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _sizes(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a description of a model, but for the sequence length, by transformers' config."""
+    """Converts a config of transformers to a model's description without sequence length."""
     name = config.get("model_type")
     family = _FAMILIES.get(name) if isinstance(name, str) else None
     if family is None:

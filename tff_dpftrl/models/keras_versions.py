@@ -1,4 +1,4 @@
-"""What this package uses of Keras, the same with Keras 2 and Keras 3.
+"""The parts of Keras that this package uses, with one interface for Keras 2 and Keras 3.
 
 Keras is the one that TensorFlow brings as `tf.keras`: Keras 2 up to TensorFlow 2.15, Keras 3
 since. Keras 3 has variables of its own class, which wrap those of TensorFlow, and its layers are no
@@ -103,7 +103,7 @@ def refuse_ignored(model: Model) -> None:
 def with_control_flow(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function in whose graph Python loops over tensors work, as they do in `fit`.
 
-    Keras 2 leaves those of layers and losses to AutoGraph, which it looks for around its calls.
+    Keras 2 leaves the loops of layers and losses to AutoGraph, which it finds around its calls.
     """
     autograph = tf.__internal__.autograph
     return autograph.tf_convert(function, autograph.control_status_ctx())
@@ -148,7 +148,7 @@ _RATES = ("_learning_rate", "_current_learning_rate")
 
 
 def refuse_hidden_state(optimizer: Optimizer) -> None:
-    """Refuses an optimizer that is built and has variables beside those that it tells of."""
+    """Refuses an optimizer that is built and has variables that it does not list."""
     kinds = (tf.Variable, *map(type, optimizer.variables))
     known = set(map(id, optimizer.variables))
     for attribute, value in vars(optimizer).items():
@@ -163,7 +163,7 @@ def refuse_hidden_state(optimizer: Optimizer) -> None:
 def refuse_optimizer(optimizer: Any) -> None:
     """Refuses an optimizer that cannot take private steps, or that has a state already.
 
-    What it has seen has no noise: its moments of protected data would be in the first steps.
+    The state has no noise: its moments of protected data would enter the first steps.
     """
     kind = type(optimizer).__name__
     if isinstance(optimizer, LossScaleOptimizer) or getattr(optimizer, "loss_scale_factor", None):
@@ -218,7 +218,7 @@ def trains_as_compiled(model: Model) -> bool:
 
 
 def overridden(thing: Any, methods: Sequence[str]) -> list[str]:
-    """Returns which of an object's methods, of those that Keras has, are not Keras' own."""
+    """Returns the methods of an object that override Keras' own."""
     keras = Model.__module__.partition(".")[0]
     found = ((name, getattr(thing, name, None)) for name in methods)
     return [
@@ -229,7 +229,7 @@ def overridden(thing: Any, methods: Sequence[str]) -> list[str]:
 
 
 def loss_options(model: Model) -> dict[str, Any]:
-    """Returns what a model was compiled with that changes the weights of examples in its loss."""
+    """Returns the options of a compiled model that change how examples weigh in its loss."""
     compiled = getattr(model, "_compile_loss", None) or getattr(model, "compiled_loss", None)
     weights = tf.nest.flatten(getattr(compiled, "_user_loss_weights", None))
     ignored = getattr(getattr(model, "loss", None), "_fn_kwargs", {}).get("ignore_class")

@@ -205,7 +205,7 @@ def _axes_of_batch(tensor: tf.Tensor) -> list[int]:
 
 
 def _is_in(layout: Layout, tensor: tf.Tensor) -> bool:
-    """Returns whether a tensor may have this layout, and the number of rows no other part in it."""
+    """Returns whether a tensor can have this layout, with no other use of the number of rows."""
     if _axes_of_batch(tensor) != [layout.axis]:
         return False
     size = tensor.shape[layout.axis]
@@ -231,7 +231,7 @@ def _of_sizes(operation: tf.Operation) -> Sequence[_Value]:
 
 
 def _numbers(tensor: tf.Tensor) -> np.ndarray | None:
-    """Returns the value if TensorFlow knows it when it infers shapes."""
+    """Returns the value of a tensor if TensorFlow knows it when it infers shapes."""
     value = tf.get_static_value(tensor)
     if value is None and tensor.dtype in (tf.int32, tf.int64) and tensor.shape.rank in (0, 1):
         anything = tf.compat.v1.placeholder(tf.int32)
@@ -250,7 +250,7 @@ def _at(layout: Layout, axis: int) -> Layout:
 
 
 def _the_same(layouts: Iterable[_T | None]) -> _T | None:
-    """Returns the layout if there is one, and no other."""
+    """Returns the only layout of the given ones, None left out; None if there are others."""
     found = {layout for layout in layouts if layout is not None}
     return found.pop() if len(found) == 1 else None
 
@@ -272,7 +272,7 @@ def _by_entry(operation: tf.Operation, given: _Given) -> _Found:
 
 
 def _along_axes(operation: tf.Operation, given: _Given) -> _Found:
-    """Reductions and the like, along axes that an input names."""
+    """Lays out reductions and the like, along axes that an input names."""
     place = _AXES.get(operation.type, 1)
     layout, axes = _the_same(given), _numbers(operation.inputs[place])
     if layout is None or given[place] or axes is None:
@@ -291,7 +291,7 @@ def _along_last(operation: tf.Operation, given: _Given) -> _Found:
 
 
 def _along_others(operation: tf.Operation, given: _Given) -> _Found:
-    """Convolutions and pools: all but the first axis."""
+    """Lays out convolutions and pools, which act along all axes but the first."""
     layout, *others = given
     return None if any(others) or layout is None or layout.axis else layout
 
@@ -416,7 +416,7 @@ def _unpacked(operation: tf.Operation, given: _Given) -> _Found:
 
 
 def _gathered(operation: tf.Operation, given: _Given) -> _Found:
-    """Parts of a table by ids of rows, or parts of rows by ids that are the same for all."""
+    """Lays out parts of a table by ids of rows, or parts of rows by ids that all rows share."""
     (table, ids), axis, inner = given[:2], np.asarray(0), operation.get_attr("batch_dims")
     rank = len(operation.inputs[1].shape)
     if operation.type == "GatherV2":
@@ -443,7 +443,7 @@ def _padded(operation: tf.Operation, given: _Given) -> _Found:
 
 
 def _repeated(operation: tf.Operation, given: _Given) -> _Found:
-    """Values that are repeated along other axes; along that of the rows, they are of no row."""
+    """Lays out values repeated along axes; those repeated along the rows' axis belong to no row."""
     data = 1 if operation.type == "Fill" else 0
     layout, tensor, sizes = given[data], operation.inputs[data], _sizes(operation.outputs[0])
     axes = _axes_of_batch(operation.outputs[0])

@@ -179,7 +179,7 @@ class EarlierText:
         return cached, longest
 
     def _of(self, user: int) -> tuple[np.ndarray, ...]:
-        """Returns all contexts of a user; and places, contexts and ids of what can come next."""
+        """Returns a user's contexts; and places, contexts and ids of what can come next."""
         if user not in self._counted:
             after, seen = (part.numpy() for part in contexts(tf.constant(self._texts[user])))
             places = np.flatnonzero(~np.isin(seen, self._special.never_next))

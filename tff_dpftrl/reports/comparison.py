@@ -86,7 +86,7 @@ class Comparison:
         }
 
     def accuracies(self) -> list[list[str]]:
-        """Returns a row for each round that a run was evaluated after: the round, accuracies."""
+        """Returns a row for each evaluated round: the round, and the accuracy of each run."""
         curves = [dict(run.series(results_lib.ACCURACY)) for run in self.runs]
         rounds = sorted(set(itertools.chain.from_iterable(curves)))
         return [
@@ -95,7 +95,7 @@ class Comparison:
         ]
 
     def warnings(self) -> list[str]:
-        """Returns sentences on what does not compare."""
+        """Returns sentences on differences that make the runs hard to compare."""
         stated, told = self.statements, []
 
         def differ(read: Callable[[statement_lib.PrivacyStatement], object]) -> bool:
@@ -139,7 +139,7 @@ class Comparison:
         return [*told, sentences.CHOICE_AMONG_RUNS]
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns all of it for programs; ε is null without a guarantee."""
+        """Returns the comparison for programs; ε is null without a guarantee."""
         runs = []
         for label, run, stated in zip(self.labels, self.runs, self.statements, strict=True):
             schemas = {

@@ -17,7 +17,7 @@ def text(value: object) -> str:
 
 
 def element(name: str, content: str, **attributes: str) -> str:
-    """Makes an element."""
+    """Makes an HTML element; values of attributes are escaped, and `class_` stands for `class`."""
     shown = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{text(value)}"' for key, value in attributes.items()
     )

@@ -142,7 +142,7 @@ def _last(found: results_lib.Results) -> dict[str, float]:
 
 
 def _meaning(found: results_lib.Results, name: str) -> tuple[str, str]:
-    """Returns what Hugging Face and people call a metric: of a custom model as its caller does."""
+    """Returns the name of a metric for Hugging Face and for people; of a custom model, as it is."""
     given = name.removeprefix("eval_")
     return _MEASURED.get(name, (given, given)) if found.is_of_words else (given, given)
 
@@ -187,7 +187,7 @@ def _card(found: results_lib.Results) -> list[str]:
 
 
 def _opening(found: results_lib.Results) -> list[str]:
-    """Returns the beginning of the statement, and without what ε must not be quoted."""
+    """Returns the beginning of the statement, with the caveats that must stand beside ε."""
     if found.statement is None:
         return [page.headline(found)]
     _, _, text = found.statement.to_markdown().partition("\n")

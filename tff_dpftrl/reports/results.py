@@ -1,7 +1,7 @@
 """The facts in a results folder, read from its files: what may be published, unless asked for all.
 
 Without `private=True` nothing is read from `private/`, and exact figures of the training users are
-left out of what is read elsewhere: what makes pages of it cannot show what it does not have.
+left out of what is read elsewhere. So a page made of the facts cannot show them.
 """
 
 from __future__ import annotations

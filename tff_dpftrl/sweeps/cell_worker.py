@@ -26,7 +26,7 @@ _MOST_BYTES = 2**31  # Graphs and functions of earlier cells stay in TensorFlow'
 
 
 class CellWorker:
-    """The process, as the sweep sees it."""
+    """The sweep's handle of the process."""
 
     def __init__(self, lock: int, log: pathlib.Path):
         """Starts the process."""
@@ -48,7 +48,7 @@ class CellWorker:
         self._answer = b""
 
     def begin(self, command: Sequence[str], log: pathlib.Path) -> None:
-        """Has it run a program: `python -m MODULE …` or `python FILE …`, as a command line."""
+        """Starts a program in the process, given as `python -m MODULE …` or `python FILE …`."""
         self._answer = b""
         line = json.dumps({"command": list(command), "log": str(log)}) + "\n"
         with contextlib.suppress(BrokenPipeError):  # It has ended, as `status` will say.

@@ -85,8 +85,8 @@ class RunKind(abc.ABC):
     def planner(self) -> Callable[[Any], privacy.PrivacyPlan]:
         """Returns a function from a config to the privacy that its run will have.
 
-        The function raises a ValueError if the text or the options cannot have it. It keeps what
-        it has read for the next config. What the options leave open has been refused before.
+        The function raises a ValueError if the text or the options cannot have it. It keeps the
+        text for the next config. Options that leave the privacy open have been refused before.
         """
 
     @abc.abstractmethod
@@ -95,7 +95,7 @@ class RunKind(abc.ABC):
 
     @abc.abstractmethod
     def process_group(self, config: Any) -> Hashable | None:
-        """Returns what runs that one process runs one after another have in common.
+        """Returns the key of the runs that one process may run one after another.
 
         None if such a run needs a process of its own.
         """

@@ -87,7 +87,7 @@ class Selection:
         return [self._run(number, index, cells[index]) for number, index in enumerate(self.drawn)]
 
     def costs(self, number: int) -> tuple[parts.Cost, ...]:
-        """Returns what the weights and all else that a run was planned to release cost alone."""
+        """Returns the planned cost of the weights, and of each other part that a run releases."""
         if not self.plan.run_costs:
             return ()
         return tuple(parts.Cost(**row) for row in self.plan.run_costs[self.drawn[number]])
@@ -118,7 +118,7 @@ def exists(output: pathlib.Path) -> bool:
 
 
 def refuse(cells: Sequence[cells_lib.Cell], score_text: str) -> None:
-    """Refuses cells among which no choice is covered by one ε."""
+    """Refuses cells that one ε cannot cover when one of them is chosen."""
     for cell in cells:
         for name, why in _reasons(cell.config):
             raise validation.UsageError(

@@ -87,7 +87,7 @@ def _metrics(results: Sequence[results_lib.CellResult]) -> list[str]:
 
 
 def _shown(values: Mapping[str, axes_lib.Value], name: str) -> str | None:
-    """Returns a value as it is typed; None for options of the noise with mechanism 'none'."""
+    """Returns a value as it is typed; None for an option of the noise with mechanism 'none'."""
     return axes_lib.shown(values[name]) if name in values else None
 
 
