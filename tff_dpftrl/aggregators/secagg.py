@@ -51,17 +51,11 @@ class SecAggFactory(tff.aggregators.UnweightedAggregationFactory):
         max_clients: int | None,
         encoding: grid.GridEncoding | None,
     ):
-        """Initialises the factory.
+        """Initialises the factory, with a function `build` from the grid to that of DP-FTRL on it.
 
-        Args:
-          build: Function from the grid to the factory of DP-FTRL on it.
-          clients_per_round: Report goal.
-          bits: Largest number of bits of an integer modulo M.
-          max_clients: Largest number of clients in one sum; the report goal if None.
-          encoding: Grid in place of `bits` and `max_clients`; None for the finest one that fits.
-
-        Raises:
-          ValueError: If an argument is out of range, or a round has no room for the report goal.
+        Integers modulo M have at most `bits` bits. One sum has at most `max_clients` clients; None
+        for the report goal. `encoding` is the grid in place of both; None for the finest one that
+        fits. A round without room for the report goal is refused.
         """
         if encoding is not None and max_clients is not None:
             raise validation.UsageError(
@@ -83,11 +77,7 @@ class SecAggFactory(tff.aggregators.UnweightedAggregationFactory):
 
     @property
     def private_round(self) -> interface.PrivateRound:
-        """The mechanism, if the grid was given.
-
-        Raises:
-          ValueError: If the grid follows from the updates; use `for_updates`.
-        """
+        """The mechanism, if the grid was given; otherwise use `for_updates` (`ValueError`)."""
         if self._encoding is None:
             raise validation.UsageError(
                 "The noise is scaled to the grid, which follows from the updates: take "
@@ -100,17 +90,10 @@ class SecAggFactory(tff.aggregators.UnweightedAggregationFactory):
         return self._for_any.guarantee(schema, delta)
 
     def for_updates(self, value_type: tff_names.Type) -> _BuiltFactory:
-        """Builds the factory on the grid for updates of one type.
+        """Builds the factory on the grid for updates of one type, any nesting of float tensors.
 
-        Args:
-          value_type: Type of an update, a floating-point tensor or any nesting of such
-            tensors.
-
-        Returns:
-          The factory, whose `inner_sum.factory.encoding` is the grid.
-
-        Raises:
-          ValueError: If the type has no tensors, other dtypes or unknown shapes.
+        Its `inner_sum.factory.encoding` is the grid. A `ValueError` refuses a type without tensors,
+        of other dtypes or unknown shapes.
         """
         if self._encoding is not None:
             return self._for_any

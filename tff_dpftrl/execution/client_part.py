@@ -329,9 +329,8 @@ class ThreadedClients(ClientRunner):
     def __init__(self, num_threads: int | None = None):
         """Sets up a pool, which starts its threads when they are needed.
 
-        Args:
-          num_threads: Number of chunks that are computed at the same time. If None, one more
-            than cores, because a thread that runs Python leaves its core idle.
+        `num_threads` chunks are computed at the same time. Default: one more than cores, because a
+        thread that runs Python leaves its core idle.
         """
         self._num_cores = len(os.sched_getaffinity(0)) if num_threads is None else num_threads
         if num_threads is None:

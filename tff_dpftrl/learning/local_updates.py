@@ -105,11 +105,7 @@ def iterate(step: Callable[[Any, Any], Any], batches: tf.data.Dataset, initial: 
 
 
 class LocalUpdate(abc.ABC):
-    """Computation of one client's update.
-
-    Attributes:
-      counts_rounds: Whether it depends on the index of the round.
-    """
+    """Computation of one client's update; `counts_rounds` if it depends on the round's index."""
 
     counts_rounds = True
 
