@@ -98,7 +98,7 @@ class Nest(Structure):
 
 
 class SecureSum(NamedTuple):
-    """Sum of one tensor over clients, of integers.
+    """Sum of one tensor of integers over clients.
 
     It has either the largest entry that a client may send, or a modulus.
     """

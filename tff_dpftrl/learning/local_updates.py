@@ -121,7 +121,7 @@ class LocalUpdate(abc.ABC):
         """Computes the update.
 
         Args:
-          model: The model.
+          model: Model to train.
           weights: Its weights, with the attributes `trainable` and `non_trainable`.
           batches: The client's batches.
           round_index: Index of the round, an int64 scalar.
