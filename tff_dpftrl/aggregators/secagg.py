@@ -77,7 +77,11 @@ class SecAggFactory(tff.aggregators.UnweightedAggregationFactory):
 
     @property
     def private_round(self) -> interface.PrivateRound:
-        """The mechanism, if the grid was given; otherwise use `for_updates` (`ValueError`)."""
+        """The mechanism, if the grid was given.
+
+        Raises:
+          ValueError: If the grid follows from the updates; use `for_updates`.
+        """
         if self._encoding is None:
             raise validation.UsageError(
                 "The noise is scaled to the grid, which follows from the updates: take "
@@ -90,10 +94,17 @@ class SecAggFactory(tff.aggregators.UnweightedAggregationFactory):
         return self._for_any.guarantee(schema, delta)
 
     def for_updates(self, value_type: tff_names.Type) -> _BuiltFactory:
-        """Builds the factory on the grid for updates of one type, any nesting of float tensors.
+        """Builds the factory on the grid for updates of one type.
 
-        Its `inner_sum.factory.encoding` is the grid. A `ValueError` refuses a type without tensors,
-        of other dtypes or unknown shapes.
+        Args:
+          value_type: Type of an update, a floating-point tensor or any nesting of such
+            tensors.
+
+        Returns:
+          The factory, whose `inner_sum.factory.encoding` is the grid.
+
+        Raises:
+          ValueError: If the type has no tensors, other dtypes or unknown shapes.
         """
         if self._encoding is not None:
             return self._for_any

@@ -155,7 +155,10 @@ def decode(
 
 
 def to_centre(x: tf.Tensor, modulus: int) -> tf.Tensor:
-    """Returns the representatives nearest to 0 of int32 between -modulus and modulus."""
+    """Returns the representatives of integers modulo `modulus` that are nearest to 0.
+
+    Entries of `x`, int32, are above `-modulus` and below `modulus`.
+    """
     x = tf.where(x > (modulus - 1) // 2, x - modulus, x)
     return tf.where(x < -(modulus // 2), x + modulus, x)
 

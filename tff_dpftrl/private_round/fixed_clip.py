@@ -100,7 +100,10 @@ class FixedClipRound(interface.PrivateRound):
 
     @override
     def release(self, state, totals):
-        """Adds the noise; measures `clip_norm` and (undivided, of all parties) `noise_stddev`."""
+        """Adds the noise; measures `clip_norm` and `noise_stddev`.
+
+        The latter is before the division, of the noise of all parties together.
+        """
         noise, new_state = self.noise(state, [tensor.shape for tensor in totals.update])
         stddev = self._stddev
         if self.secure_noise and self.noise_multiplier > 0 and not self.noise_parties:

@@ -95,7 +95,10 @@ class RunKind(abc.ABC):
 
     @abc.abstractmethod
     def process_group(self, config: Any) -> Hashable | None:
-        """Returns the key of runs that one process may run in turn; None for one's own process."""
+        """Returns the key of the runs that one process may run one after another.
+
+        None if such a run needs a process of its own.
+        """
 
 
 class _Training(RunKind):
