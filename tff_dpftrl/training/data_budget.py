@@ -254,7 +254,7 @@ def _shared_rounds(states: Iterable[tuple[str, ...]]) -> int:
 def _covers(
     longer: pathlib.Path, copy: pathlib.Path, spent: dict[pathlib.Path, composition.Spent]
 ) -> bool:
-    """Returns whether a copy with no round of its own has released no more than the longer run.
+    """Returns whether a copy without rounds of its own has released no more than the longer run.
 
     Its evaluations may have been made again, with noise of their own.
     """
