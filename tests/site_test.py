@@ -130,7 +130,6 @@ def test_pictures_of_experiments_are_in_the_gallery_with_their_captions():
     assert all(alt == " ".join(caption.split()) for alt, _, caption in shown)
 
 
-
 def test_files_for_other_programs_are_links_of_their_pages():
     assert "](privacy_statement.schema.json)" in _text("reference/statements.md")
     page = _text("reference/wire_protocol.md")
