@@ -96,12 +96,15 @@ def add_parser(subparsers) -> None:
     what = verify.add_mutually_exclusive_group(required=True)
     what.add_argument("log", nargs="?", metavar="LOG", help="Folder of the log.")
     what.add_argument(
-        "--proof", metavar="FILE", help="Proof of the one file of --has, in place of the log."
+        "--proof",
+        metavar="FILE",
+        help="Proof that the log contains a file. Give it instead of LOG, with this one file as "
+        "--has.",
     )
     verify.add_argument(
         "--earlier",
         metavar="FILE",
-        help="Checkpoint that was kept. The log has to begin with all entries that it counts.",
+        help="Checkpoint that you kept. The log must begin with all entries that it counts.",
     )
     verify.add_argument(
         "--has", nargs="+", default=[], metavar="FILE", help="Files that must be in the log."

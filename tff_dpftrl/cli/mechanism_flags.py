@@ -51,8 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> tuple[argparse._ActionsCon
         type=float,
         default=1.0,
         metavar="F",
-        help="Factor by which the rounding of secure aggregation can raise the norm bound above "
-        "the clip norm that the noise multiplier refers to. Default: 1, no rounding.",
+        help="Factor by which the rounding of secure aggregation can raise the norm of a clipped "
+        "update above the clip norm that --noise-multiplier is relative to. Default: 1, no "
+        "rounding.",
     )
     add_options(parser.add_argument_group("options of mechanisms"))
     return which, separation
@@ -103,8 +104,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--max-decay",
         type=float,
         metavar="X",
-        help="Largest buffer decay of a BLT; 1 for no bound, which ties it to its number of "
-        "rounds. Default: 1 - 1 / rounds.",
+        help="Largest buffer decay of a BLT. With 1 there is no bound, but the BLT then suits its "
+        "number of rounds only. Default: 1 - 1 / rounds.",
     )
     parser.add_argument(
         "--bands",

@@ -175,9 +175,9 @@ def add_parser(subparsers) -> None:
     who.add_argument(
         "--attestation-roots",
         metavar="FILE",
-        help="Certificates (PEM) of a platform's roots, in place of issuers: devices show "
-        "certificates that lead to one of them. A certificate of a single device identifies it in "
-        "every round: they must be of large batches.",
+        help="Root certificates (PEM) of a platform, instead of issuers' keys. Devices show "
+        "certificates that lead to one of them. Use this only if many devices share each "
+        "certificate: one of a single device identifies the device in every round.",
     )
     who.add_argument(
         "--attestation-revoked",
