@@ -57,9 +57,9 @@ class MixtureOfGaussians:
     """Pair of distributions: Gaussian noise plus a random sensitivity, and a reference.
 
     The noise is N(0, stddev²). Sensitivities are at least 0 and increase. If their probabilities
-    miss a sum of 1 by up to 1e-9, the rest is given to the largest sensitivity, the worst case. The reference is the noise
-    alone. With `is_substitution`, it is the noise minus the random sensitivity, as where a user's
-    examples are replaced.
+    miss a sum of 1 by up to 1e-9, the rest is given to the largest sensitivity, the worst case.
+    The reference is the noise alone. With `is_substitution`, it is the noise minus the random
+    sensitivity, as where a user's examples are replaced.
     """
 
     stddev: float

@@ -88,7 +88,7 @@ def add_parser(subparsers) -> None:
         "--fork-at",
         type=int,
         metavar="T",
-        help="Number of rounds that all --branches share. Each branch has its own noise after them.",
+        help="Number of rounds that all --branches share. Each has its own noise after them.",
     )
     output.add_format(parser)
 
