@@ -138,12 +138,14 @@ class Weights(Protocol):
     """Rounds of a run, whose updates are noised."""
 
     def composed(self, mu: float, precision: float, delta: float) -> float:
-        """Computes an upper bound of ε of the rounds and of other Gaussian mechanisms.
+        """Computes an upper bound of ε of the rounds together with other Gaussian mechanisms.
 
         Args:
-          mu: Sensitivity over standard deviation of all that is released besides, 0 for none.
-          precision: Sum of 1 / z² of what each round releases of its cohort besides, 0 for none.
-          delta: δ.
+          mu: Sensitivity of all other releases over the standard deviation of their noise; 0 if
+            there are none.
+          precision: Sum of 1 / z² over the further figures that each round releases about its
+            cohort; 0 if there are none.
+          delta: δ at which ε is computed.
 
         Returns:
           ε.

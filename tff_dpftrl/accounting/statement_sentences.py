@@ -286,7 +286,7 @@ def one_client(unit: str, in_one_place: bool = False, has_owners: bool = False) 
     if unit == "example":
         return "Every example stands in the data once."
     if in_one_place:
-        return f"All data of one {unit} stands under one name, and nobody else's stands there."
+        return f"All data of one {unit} is under one name, and no data of another {unit} is there."
     return (
         f"No {unit} takes part as several {unit}s, and no data of a {unit} is used by another "
         f"{unit}."

@@ -114,7 +114,7 @@ def add_parser(subparsers) -> None:
     of_config.add_argument(
         "--kind",
         choices=_KINDS,
-        help="Command that the options are for. Default: the first of these that has all of them.",
+        help="Command that the options of --config are for. Default: the first that has them all.",
     )
     of_config.add_argument(
         "--clients",

@@ -111,14 +111,14 @@ def add_parser(subparsers) -> None:
     )
     prove = part("prove", "write the proof that a file is in a log", _PROVE, None, _prove)
     prove.add_argument("log", metavar="LOG", help="Folder of the log.")
-    prove.add_argument("file", metavar="FILE", help="File that was entered.")
+    prove.add_argument("file", metavar="FILE", help="File that was entered into the log.")
     prove.add_argument("--output", metavar="FILE", help="File of the proof. Default: the terminal.")
     for parser in (verify, prove):
         parser.add_argument(
             "--public-key",
             required=True,
             metavar="FILE",
-            help="Public key of the log, as its keeper gave it to you.",
+            help="Public key of the log, which you got from its operator.",
         )
     output.add_format(verify)
 
