@@ -182,8 +182,8 @@ def add_parser(subparsers) -> None:
     who.add_argument(
         "--attestation-revoked",
         metavar="FILE",
-        help="Serial numbers, in hexadecimal, one in each line, of certificates below "
-        "--attestation-roots that are refused.",
+        help="File of serial numbers of revoked certificates, in hexadecimal, one a line. Devices "
+        "with such a certificate under --attestation-roots are refused.",
     )
     for what in ("address", "connection"):
         who.add_argument(
