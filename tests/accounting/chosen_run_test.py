@@ -67,7 +67,7 @@ def test_the_secret_of_the_choice_stands_where_people_look_first():
     assert found.setting.startswith(one.setting) and trusted in found.setting
     _, from_whom, odds, *_ = found.plain_sentences()
     assert from_whom.startswith(one.from_whom) and trusted in from_whom
-    assert "This holds if how many runs there were" in odds
+    assert "This holds if the number of runs" in odds
     assert not any("how many runs" in said for said in one.plain_sentences())
     assert trusted in _chosen(_one(from_whom="")).plain_sentences()[1]
     assert "each with ε = 2 at δ = 1.24e-07" in _chosen(_one(delta=1.2341e-7)).parts[-1].says

@@ -37,7 +37,7 @@ def test_the_odds_are_those_of_the_gaussian_and_not_of_epsilon():
     # S² = 50 and z = 5: mu = √2, whose best guess is Φ(mu / 2) = 0.7602.
     odds = _statement().plain_sentences()[2]
     assert "is right at most 77 % of the time, where 50 % would be chance." in odds
-    assert "or zeros in its place; who takes part and when, and how much data there is," in odds
+    assert "The attacker already knows who takes part and when, and how much data there is." in odds
     # e^ε / (1 + e^ε) would say 99.97 %. Without ρ, it is all that is known.
     without = dataclasses.replace(_statement(), rho_zcdp=None)
     assert "at most 99.97 % of the time" in without.plain_sentences()[2]
@@ -46,7 +46,7 @@ def test_the_odds_are_those_of_the_gaussian_and_not_of_epsilon():
 def test_the_odds_of_a_sampled_run_come_from_its_profile():
     odds = _sampled().plain_sentences()[2]
     assert "at most 74 % of the time" in odds  # e / (1 + e) = 0.731
-    assert "in its place; who may be drawn and with what chance, and how much" in odds
+    assert "already knows who may be drawn and with what chance, and how much" in odds
     better = _sampled(profile=((0.0, 0.29), (0.5, 0.1)))
     assert "at most 65 % of the time" in better.plain_sentences()[2]  # 0.645, of ε = 0
     assert better.trade_off().points == ((1.0, 1e-7), (0.0, 0.29), (0.5, 0.1))
@@ -61,15 +61,15 @@ def test_the_odds_of_a_sampled_run_come_from_its_profile():
         (_statement(facts_lib.Facts(headline_caveats=["But."])), "The sentences in bold below bel"),
         (
             _statement(facts_lib.Facts(earlier_runs=[composition.Spent("a", 1e-7, 7.0, 0.8)])),
-            "That counts this run alone: from it and the runs that its first weights come from",
+            "From it together with the runs that its initial weights come from, the guess is right",
         ),
         (
             _statement(facts_lib.Facts(earlier_runs=[composition.Spent("a", None, None)])),
-            "together nothing is promised, and the guess may be right every time.",
+            "other runs that are named below: the guess may be right every time.",
         ),
         (
             _statement(facts_lib.Facts(headline_caveats=[sentences.INITIAL_WEIGHTS])),
-            "That counts this run alone, and nothing else that was trained on your data.",
+            "This counts this run alone, and nothing else that was trained on your data.",
         ),
     ],
 )

@@ -252,7 +252,7 @@ def test_a_statement_says_who_drew_what(unit):
     stated = plan.statement(seen, facts_lib.Facts(), charge_all_rounds=True)
     assert stated.has_guarantee and 3.9 < stated.epsilon <= 4.0
     text = stated.to_markdown()
-    assert "one of 4 groups, once, at random" in text and "from a seed that stays secret" in text
+    assert "one of 4 groups, once, at random" in text and "Their seed stays secret" in text
     assert "One party, which holds the data of every user, draws the samples" in text
     assert ("At most 4 examples of each user were put into a pool" in text) == (unit == "example")
     assert ("Binomial" in text) == (unit == "example")

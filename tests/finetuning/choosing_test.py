@@ -73,7 +73,7 @@ def test_bands_sizes_and_noise_of_turns_are_chosen_together():
     assert "1 band" in chosen.reasons[0] and "a step's average" in chosen.reasons[0]
     assert chosen.facts["group_size_source"].startswith("by the least noise")
     assert chosen.caveats == (
-        "δ is n^-1.1 for the 24000 examples of all users, a number that is taken for public.",
+        "δ is n^-1.1 for the 24000 examples of all users, a number that is treated as public.",
     )
     # No sampling of users by itself has as little noise for the gradient's size.
     alone = _choose(_options(sampling="user", compute_budget=64, target_epsilon=8.0))
@@ -87,7 +87,7 @@ def test_turns_of_examples_have_the_pool_that_is_asked_for():
     )
     assert choosing.largest_group(options, 1000) == 1
     chosen = _choose(options)
-    assert chosen.caveats[0].startswith("The size of the pool, 7000, from which")
+    assert chosen.caveats[0].startswith("The size of the pool, 7000, determines")
     plan = chosen.privacy
     assert plan.pool.size == 250 * (4 + 3 * 8) and plan.cyclic.num_groups == 4
     assert plan.cyclic.sampling_probability == pytest.approx(64 * 4 / 7000)

@@ -54,12 +54,12 @@ _LARGEST_SHIFT = 100.0
 
 @dataclasses.dataclass(frozen=True)
 class MixtureOfGaussians:
-    """Pair of the noise plus a random sensitivity, and the noise N(0, stddev²) or its mirror image.
+    """Pair of distributions: Gaussian noise plus a random sensitivity, and a reference.
 
-    Sensitivities are at least 0 and increase. If their probabilities miss a sum of 1 by up to 1e-9,
-    the rest is given to the largest sensitivity, the worst case. With `is_substitution`, the other
-    distribution is the noise minus the random sensitivity, as where a user's examples are replaced;
-    otherwise it is the noise alone.
+    The noise is N(0, stddev²). Sensitivities are at least 0 and increase. If their probabilities
+    miss a sum of 1 by up to 1e-9, the rest is given to the largest sensitivity, the worst case.
+    The reference is the noise alone. With `is_substitution`, it is the noise minus the random
+    sensitivity, as where a user's examples are replaced.
     """
 
     stddev: float

@@ -54,14 +54,14 @@ _SAFETY = 1e-12
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Something else than the weights that a run releases about the same users.
+    """Release of a run about its users, other than the weights.
 
     Attributes:
-      name: One of `NAMES`; `EVALUATION` only for users of whom nothing else is released.
+      name: One of `NAMES`. Use `EVALUATION` only if nothing else is released about its users.
       says: What is released, and by which mechanism; a phrase for statements.
       rho_zcdp: ρ of the Gaussian mechanism with μ = √(2ρ) that it is, or contains.
-      delta: Probability of an unbounded privacy loss, beyond that of the Gaussian mechanism.
-      epsilon: ε without a δ that it costs besides.
+      delta: Probability of an unbounded privacy loss, in addition to the Gaussian mechanism.
+      epsilon: ε of its pure (ε, 0) cost, which is added to that of the Gaussian mechanism.
       noise_multiplier_of_round: Standard deviation of the noise of a figure that each round
         releases of its own cohort, over the largest change of the figure by one unit; None if
         there is none.
@@ -107,9 +107,10 @@ class Cost:
       epsilon_alone: Upper bound of ε at the δ of the whole if nothing else were released; None if
         there is none.
       rho_zcdp: ρ of the Gaussian mechanism that it is, or contains; None if it is none.
-      delta: Probability of an unbounded privacy loss, beyond that of the Gaussian mechanism.
-      epsilon: ε without a δ that it costs besides.
-      noise_multiplier_of_round: Noise of a figure that each round releases; None for none.
+      delta: Probability of an unbounded privacy loss, in addition to the Gaussian mechanism.
+      epsilon: ε of its pure (ε, 0) cost, which is added to that of the Gaussian mechanism.
+      noise_multiplier_of_round: Standard deviation of the noise of a figure that each round
+        releases, over the largest change of the figure by one unit; None if there is none.
     """
 
     name: str
@@ -137,12 +138,14 @@ class Weights(Protocol):
     """Rounds of a run, whose updates are noised."""
 
     def composed(self, mu: float, precision: float, delta: float) -> float:
-        """Computes an upper bound of ε of the rounds and of other Gaussian mechanisms.
+        """Computes an upper bound of ε of the rounds together with other Gaussian mechanisms.
 
         Args:
-          mu: Sensitivity over standard deviation of all that is released besides, 0 for none.
-          precision: Sum of 1 / z² of what each round releases of its cohort besides, 0 for none.
-          delta: δ.
+          mu: Sensitivity of all other releases over the standard deviation of their noise; 0 if
+            there are none.
+          precision: Sum of 1 / z² over the further figures that each round releases about its
+            cohort; 0 if there are none.
+          delta: δ at which ε is computed.
 
         Returns:
           ε.

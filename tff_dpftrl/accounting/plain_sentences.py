@@ -38,7 +38,7 @@ def _without_guarantee(statement: privacy_statement.PrivacyStatement) -> PlainSe
     return (
         f"Nobody is protected: nothing is proven of this run. {' '.join(statement.no_guarantee)}",
         "Whoever sees what is released may learn from it what they like.",
-        f"Suppose a coin had decided whether {yours} was used. Whoever guesses how it fell may be "
+        f"Suppose a coin flip decides whether {yours} is used. Whoever guesses the result may be "
         "right every time.",
         "So treat the models of this run, and what is computed from them, like the data itself.",
         "Nothing is covered: what is said below of clipping and noise is no promise.",
@@ -80,28 +80,29 @@ def _odds(statement: privacy_statement.PrivacyStatement) -> str:
     is_sampled = statement.accounted is None
     known = "who may be drawn and with what chance" if is_sampled else "who takes part and when"
     parts = [
-        f"Suppose a coin had decided whether {yours} was used, or zeros in its place; {known}, and "
-        "how much data there is, counts as known. Whoever guesses how it fell, from all that is "
-        f"released, is right {_at_most(statement.trade_off())}, where 50 % would be chance."
+        f"Suppose a coin flip decides whether {yours} is used or replaced by zeros. The attacker "
+        f"already knows {known}, and how much data there is. An attacker who guesses the result "
+        f"from all that is released is right {_at_most(statement.trade_off())}, where 50 % would "
+        "be chance."
     ]
     parameters = statement.parameters
     total = parameters.get("epsilon_with_earlier_runs"), parameters.get("delta_with_earlier_runs")
     if None not in total:
         together = trade_off.TradeOff((total,))  # pyright: ignore[reportArgumentType]
         parts.append(
-            "That counts this run alone: from it and the runs that its first weights come from, "
-            f"the guess is right {_at_most(together)}."
+            "This counts this run alone. From it together with the runs that its initial weights "
+            f"come from, the guess is right {_at_most(together)}."
         )
     elif any(sentences.NOTHING_TOGETHER in line for line in statement.headline_caveats):
         parts.append(
-            "That counts this run alone: of it and the others that are named below together "
-            "nothing is promised, and the guess may be right every time."
+            "This counts this run alone. Nothing is promised for it together with the other runs "
+            "that are named below: the guess may be right every time."
         )
     elif any(
         line.startswith((sentences.INITIAL_WEIGHTS, sentences.OTHER_TASKS))
         for line in statement.headline_caveats
     ):
-        parts.append("That counts this run alone, and nothing else that was trained on your data.")
+        parts.append("This counts this run alone, and nothing else that was trained on your data.")
     if statement.participation_record == "assumed":
         what = "nobody took part more often, or sooner again, than declared"
         if statement.accounted is None:
@@ -109,13 +110,13 @@ def _odds(statement: privacy_statement.PrivacyStatement) -> str:
         why = "that was assumed, not observed"
         if sentences.REPORTED_BY_DEVICES in statement.assumptions:
             what = "devices keep to the declared participation by their own timers"
-            why = "what they report of it nobody can check"
+            why = "nobody can check what they report of it"
         parts.append(f"This holds if {what}: {why}.")
     if sentences.CLIPPED_BY_CALLER in statement.assumptions:
         parts.append("It rests on code outside this package, which nothing here has checked.")
     if sentences.EXPECTED_RUNS in parameters:
         parts.append(
-            "This holds if how many runs there were, how long they took and how they did stays "
+            "This holds if the number of runs, how long they took and how well they did stay "
             "secret."
         )
     if sentences.CLAIMED_BY_AUTHOR in statement.assumptions:
@@ -158,9 +159,9 @@ def _other_parts(statement: privacy_statement.PrivacyStatement) -> str:
     rows = (*statement.parts[:1], *others)
     alone = ", ".join(f"{row.name} ε = {display.round_up(row.epsilon_alone)}" for row in rows)
     return (
-        f" Released with noise, too: {', '.join(row.name for row in others)}. What is promised is "
-        f"of all together, ε = {display.round_up(statement.epsilon)}; alone they would cost "
-        f"{alone}."
+        f" Released with noise, too: {', '.join(row.name for row in others)}. The promise "
+        f"is for all of them together, ε = {display.round_up(statement.epsilon)}. Each alone would "
+        f"cost: {alone}."
     )
 
 

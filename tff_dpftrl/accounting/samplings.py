@@ -53,10 +53,11 @@ SAMPLINGS = {
         summary="groups take turns, and each draws each of its units with the same probability",
         needs=("sampling_groups", "sampling_probability"),
         sentences=(
-            "No two rounds of a group share a row of the banded strategy: ε is that of as many "
-            "Poisson-sampled Gaussians as the group has turns, with the noise over the largest "
-            "norm of a column, by their privacy loss distribution (Choquette-Choo et al. 2023, "
-            "Theorem 4). That groups are secret is not counted."
+            "No two rounds of a group share a row of the banded strategy. So ε is that of one "
+            "Poisson-sampled Gaussian for each turn of the group, whose noise is divided by the "
+            "largest norm of a column. It is computed by their privacy loss distribution "
+            "(Choquette-Choo et al. 2023, Theorem 4). No gain from the secrecy of the groups is "
+            "counted."
         ),
     ),
     "bins": Row(
@@ -74,9 +75,10 @@ SAMPLINGS = {
         needs=("min_sep", "sampling_probability"),
         method="a bound by the number of a client's rounds, or by slots",
         sentences=(
-            "ε is the least of upper bounds: by how often one comes, whose rounds are then known; "
-            "for a strategy with no more bands than the stride, also by rounds that are known and "
-            "that one is in with one probability each, as Poisson-sampled Gaussians."
+            "ε is the smallest of its upper bounds. One takes the number of rounds in which a "
+            "client takes part, and these rounds, as known. Another is for a strategy with no more "
+            "bands than the stride. It takes some rounds as known, in each of which the client "
+            "takes part with one probability, as Poisson-sampled Gaussians."
         ),
     ),
 }
@@ -88,11 +90,11 @@ its group's turn, or of a round if the unit was in none of the last min_sep − 
 """
 
 OF_A_POOL = (
-    "No two rounds of a group share a row of the banded strategy: ε is that of as many mixtures of "
-    "Gaussians N(j, σ²), j ~ Binomial(examples of a user in the pool, sampling probability), as "
-    "the group has turns, with the noise over the largest norm of a column, by their privacy loss "
-    "distribution (Choquette-Choo et al. 2023, Theorem 4; Charles et al. 2024, Theorem 3). That "
-    "groups are secret is not counted."
+    "No two rounds of a group share a row of the banded strategy. So ε is that of one mixture of "
+    "Gaussians N(j, σ²), j ~ Binomial(examples of a user in the pool, sampling probability), for "
+    "each turn of the group, whose noise is divided by the largest norm of a column. It is "
+    "computed by their privacy loss distribution (Choquette-Choo et al. 2023, Theorem 4; Charles "
+    "et al. 2024, Theorem 3). No gain from the secrecy of the groups is counted."
 )
 """Sentences for a statement of cyclic sampling of examples in a pool."""
 

@@ -236,8 +236,9 @@ class SampledClaim:
       profile: Further pairs (ε, δ) that the run satisfies, from `parts.profile`. The
         odds of a guess follow from them; without any, from ε and δ alone.
       others: All else that the run releases about the same users. ε is that of the whole.
-      apart: Names of what counts all users besides the rounds and is not among `others`.
-      weights: The rounds, whose cost alone is stated beside those of `others`; None without them.
+      apart: Names of the releases about all users that are neither rounds nor among `others`.
+      weights: The rounds, whose own cost is stated beside those of `others`; None if there are no
+        `others`.
     """
 
     mechanism: str

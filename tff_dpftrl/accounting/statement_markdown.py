@@ -23,7 +23,7 @@ _LEGEND = (
     (
         "ε, δ",
         "ε|δ",
-        "whatever may come out does so with at most e^ε times the probability that it has with a "
+        "every set of outcomes has at most e^ε times the probability that it has with a "
         "neighbouring data set, plus δ",
     ),
     ("ρ", "ρ", "parameter of zero-concentrated differential privacy (zCDP)"),
@@ -31,8 +31,8 @@ _LEGEND = (
         "μ",
         "μ",
         "largest change that one {unit} can make, over the standard deviation of the noise: "
-        "whether the data of one {unit} was used, or zeros in its place, is as hard to tell as a "
-        "Gaussian around 0 from one around μ",
+        "telling whether the data of one {unit} was used or replaced by zeros is as hard as "
+        "telling a Gaussian around 0 from one around μ",
     ),
     (
         "S",
@@ -129,7 +129,7 @@ def _headline(statement: privacy_statement.PrivacyStatement) -> list[str]:
         why = "it was assumed, not observed"
         if sentences.REPORTED_BY_DEVICES in statement.assumptions:
             by_whom = "devices keep to it by their own timers"
-            why = f"{by_whom}, and what they report of it nobody can check"
+            why = f"{by_whom}, and nobody can check what they report of it"
         promise += f", if the {what} was kept: {why}"
     rho = "" if statement.rho_zcdp is None else f", ρ = {display.round_up(statement.rho_zcdp)} zCDP"
     lines = [f"**{promise}**{rho}, by the mechanism {statement.mechanism}."]

@@ -152,8 +152,8 @@ def trust(unit: str, in_one_place: bool, is_sampled: bool = False) -> facts_lib.
         )
     drawn = "who is drawn for which round, " if is_sampled else ""
     others = (
-        " Nor is whoever learns in which rounds you took part, such as your network: the odds "
-        "below are not for them."
+        " Nor is the protection from anyone who learns in which rounds you took part, such as "
+        "your network provider: the odds below do not apply to them."
     )
     return facts_lib.Trust(
         "Central differential privacy: the server is trusted to run the mechanism as it is "
@@ -209,16 +209,17 @@ def zero_out_when_sampled(unit: str, fixed: str, apart: Sequence[str] = ()) -> s
 def drawn_in_one_place(unit: str) -> str:
     """Returns who draws samples that are not drawn for each round anew."""
     return (
-        f"One party, which holds the data of every {unit}, draws the samples: of {unit}s in the "
-        "field, who come when they like, it could draw none, and this guarantee would not hold."
+        f"One party, which holds the data of every {unit}, draws the samples. This guarantee would "
+        f"not hold for {unit}s in the field: they come when they like, so nobody could draw such "
+        "samples of them."
     )
 
 
 def secret_seed(unit: str) -> str:
     """Returns the assumption on the seed of samples that are not drawn for each round anew."""
     return (
-        f"For each {unit} they are drawn independently of all others and of all data, from a seed "
-        "that stays secret, as they do."
+        f"The samples of each {unit} are drawn independently of all other {unit}s and of all data. "
+        "Their seed stays secret, and so do the samples."
     )
 
 
@@ -285,8 +286,11 @@ def one_client(unit: str, in_one_place: bool = False, has_owners: bool = False) 
     if unit == "example":
         return "Every example stands in the data once."
     if in_one_place:
-        return f"All data of one {unit} stands under one name, and nobody else's stands there."
-    return f"No {unit} takes part as several, and no data of a {unit} is used by another {unit}."
+        return f"All data of one {unit} is under one name, and no data of another {unit} is there."
+    return (
+        f"No {unit} takes part as several {unit}s, and no data of a {unit} is used by another "
+        f"{unit}."
+    )
 
 
 def norm_bound(unit: str, adaptive_clipping: bool) -> str:

@@ -132,7 +132,7 @@ def build_adaptive_dp_ftrl_aggregator(
       clipping: Settings of the estimation of the clip norm.
       deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only: a
         run with a known seed is not private. From the operating system if None.
-      secure_noise: Whether the noise is of a cryptographic generator, AES-256 in counter mode, on
+      secure_noise: Whether a cryptographic generator, AES-256 in counter mode, draws the noise on
         a grid (`numpy_noise.secure_draws`); else of Philox. TFF's own executor cannot draw it:
         compile the process (`tff_dpftrl.compile_process`).
       sum_factory: Factory of the sum of clipped updates; TFF's plain `SumFactory` if None.

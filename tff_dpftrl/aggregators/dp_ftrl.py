@@ -110,7 +110,7 @@ def build_dp_ftrl_aggregator(
         A reader who knows it can remove the noise, so the run is not private.
         If None, `initialize` takes 128 bits (256 for secure noise) from the operating
         system each time it runs.
-      secure_noise: Whether the noise is of a cryptographic generator, AES-256 in counter mode, on
+      secure_noise: Whether a cryptographic generator, AES-256 in counter mode, draws the noise on
         a grid (`numpy_noise.secure_draws`); else of Philox. TFF's own executor cannot draw it:
         compile the process (`tff_dpftrl.compile_process`).
       sum_factory: Factory of the sum of clipped updates, nested like the updates; TFF's

@@ -72,7 +72,7 @@ class SampledGaussianFactory(tff.aggregators.WeightedAggregationFactory):
             every client that has examples weighs the same.
           deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only: a
             run with a known seed is not private. From the operating system if None.
-          secure_noise: Whether the noise is of a cryptographic generator, AES-256 in counter mode,
+          secure_noise: Whether a cryptographic generator, AES-256 in counter mode, draws the noise
             on a grid; else of Philox. TFF's own executor cannot draw it: compile the process.
           report_non_finite_clients: Whether the measurement "non_finite_clients" counts
             the updates dropped as not finite: an exact count, outside the privacy

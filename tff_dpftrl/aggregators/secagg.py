@@ -135,13 +135,13 @@ def build_secagg_dp_ftrl_aggregator(
 ) -> SecAggFactory:
     """Builds DP-FTRL whose server sees only secure sums of encoded updates.
 
-    It is `dp_ftrl.build_dp_ftrl_aggregator` with a noise of standard deviation
-    `noise_multiplier · encoding.inflated_clip_norm(clip_norm)`, or with adaptive clipping
-    `adaptive_clipping.build_adaptive_dp_ftrl_aggregator` with a noise on the updates that is
-    larger by `encoding.inflation`. The guarantee of ρ-zCDP with
+    With a fixed clip norm it works like `dp_ftrl.build_dp_ftrl_aggregator`, and the noise has the
+    standard deviation `noise_multiplier · encoding.inflated_clip_norm(clip_norm)`. With adaptive
+    clipping it works like `adaptive_clipping.build_adaptive_dp_ftrl_aggregator`, and the noise on
+    the updates is larger by the factor `encoding.inflation`. The guarantee of ρ-zCDP with
     ρ = S² / (2 noise_multiplier²) holds unchanged. With adaptive clipping the grid step is a
-    fixed fraction of the active clip norm, so bits and inflation never change, and the clients'
-    bits are summed securely too, and exactly.
+    fixed fraction of the active clip norm, so bits and inflation never change. The clients' bits
+    are summed securely too, and exactly.
 
     Args:
       strategy: Strategy C that correlates the noise of different rounds. Its restarts take over
@@ -150,7 +150,7 @@ def build_secagg_dp_ftrl_aggregator(
         clipping, that of both streams together.
       clip_norm: L2 norm that one client's update is clipped to, before rounding; or, for
         adaptive clipping, the settings of its estimation.
-      clients_per_round: Report goal, by which noised sums are divided.
+      clients_per_round: Report goal: the fixed number that noised sums are divided by.
       bits: Largest number of bits that a client sends for each parameter, at most 31. Fewer
         bits cost more noise.
       max_clients: Largest number of clients that can report in one round, with
@@ -160,13 +160,14 @@ def build_secagg_dp_ftrl_aggregator(
         number of parameters.
       deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only: a
         run with a known seed is not private. From the operating system if None.
-      secure_noise: Whether the noise is of a cryptographic generator, AES-256 in counter mode, on
+      secure_noise: Whether a cryptographic generator, AES-256 in counter mode, draws the noise on
         a grid (`numpy_noise.secure_draws`); else of Philox. TFF's own executor cannot draw it:
         compile the process (`tff_dpftrl.compile_process`).
       rotation_seed: Public seed of the rotations, an integer in [0, 2^128) other than the
         seed of the noise. From the operating system if None.
-      noise_parties: Number of parties that each add the whole noise within the sums, for which
-        `encoding` has room (its `noise_ratio`): none is added here. 0 if it is.
+      noise_parties: Number of parties that each add the whole noise within the sums; `encoding`
+        must have room for it (its `noise_ratio`). This factory then adds none. Default: 0, the
+        factory adds the noise.
 
     Returns:
       The factory.

@@ -82,14 +82,13 @@ def add_parser(subparsers) -> None:
         "--branches",
         type=int,
         metavar="N",
-        help="Number of times that the run goes on from the state after the first --fork-at "
-        "rounds.",
+        help="Number of runs that continue from the state after the first --fork-at rounds.",
     )
     parser.add_argument(
         "--fork-at",
         type=int,
         metavar="T",
-        help="Number of rounds that all --branches share. Each has noise of its own after them.",
+        help="Number of rounds that all --branches share. Each has its own noise after them.",
     )
     output.add_format(parser)
 

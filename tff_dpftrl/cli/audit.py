@@ -114,7 +114,7 @@ def add_parser(subparsers) -> None:
     of_config.add_argument(
         "--kind",
         choices=_KINDS,
-        help="Command that the options are for. Default: the first of these that has all of them.",
+        help="Command that the options of --config are for. Default: the first that has them all.",
     )
     of_config.add_argument(
         "--clients",
@@ -141,9 +141,9 @@ def add_parser(subparsers) -> None:
     of_run.add_argument(
         "--state",
         action="store_true",
-        help="Add the outcome of the audit to the run's privacy statement. The claim stays as it "
-        "is; a refuted one is marked beside ε. `tff-dpftrl report` removes the line. With "
-        "--html it stays, as long as the claim is the same.",
+        help="Add the outcome of the audit to the run's privacy statement. The claim is not "
+        "changed; if the audit refuted it, the statement says so beside ε. `tff-dpftrl report` "
+        "removes this line. `report --html` keeps it while the claim is the same.",
     )
     output.add_format(parser)
 

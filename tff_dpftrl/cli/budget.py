@@ -53,13 +53,15 @@ def add_parser(subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    parser.add_argument("data", metavar="DATA", help="The corpus, as --data of train names it.")
+    parser.add_argument(
+        "data", metavar="DATA", help="Corpus that the runs trained on, as given to train --data."
+    )
     parser.add_argument(
         "--runs",
         nargs="+",
         default=["results"],
         metavar="DIR",
-        help="Folders in which, or below which, the runs are. Default: results.",
+        help="Folders to search for runs, with all folders below them. Default: results.",
     )
     parser.add_argument(
         "--max-epsilon", type=float, metavar="E", help="Largest ε that all runs may have spent."

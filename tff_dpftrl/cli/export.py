@@ -67,7 +67,7 @@ def add_parser(subparsers) -> None:
         nargs="?",
         help="The same as --output OUTPUT.",
     )
-    parser.add_argument("--output", metavar="OUTPUT", help="Folder for the model; it is made.")
+    parser.add_argument("--output", metavar="OUTPUT", help="Folder for the model; made if missing.")
     parser.add_argument(
         "--tflite",
         action="store_true",

@@ -167,8 +167,9 @@ def add_parser(subparsers) -> None:
         "--initial-weights",
         type=pathlib.Path,
         metavar="DIR",
-        help="Folder of the model to fine-tune. Its gradients are measured on --proxy-data: those "
-        "of all weights, not of adapters (finetune --adapter-rank), which have other norms.",
+        help="Folder of the model to fine-tune. The norms of its gradients for all weights are "
+        "measured on --proxy-data. Gradients of adapters (finetune --adapter-rank) have other "
+        "norms.",
     )
     norms.add_argument(
         "--gradient-norms",
@@ -642,7 +643,7 @@ def _advice(
             "cover: declare one, or take a private median."
         )
     lines.append(
-        "The number of users or the size of the pool is taken for public, and the samples must "
+        "The number of users or the size of the pool is treated as public, and the samples must "
         "stay secret."
     )
     return lines

@@ -80,9 +80,10 @@ def add_parser(subparsers) -> None:
         nargs="+",
         choices=_ATTACKS,
         default=list(_ATTACKS),
-        help="Attacks of these devices: NaNs, a wrong shape, another attempt's report, a used "
-        "token, or bytes that are no update; in a secure sum, keys that are none, a longer "
-        "vector, a report in the clear, a used token, or bytes that are no message. Default: all.",
+        help="Attacks of these devices. Without secure sums: NaNs, a wrong shape, the report of "
+        "another attempt, a used token, or bytes that are not an update. With secure sums: invalid "
+        "keys, a vector that is too long, a report in the clear, a used token, or bytes that are "
+        "not a message. Default: all.",
     )
     _add(
         faults, "--day-seconds", float, "X", None,

@@ -96,26 +96,29 @@ def add_parser(subparsers) -> None:
     what = verify.add_mutually_exclusive_group(required=True)
     what.add_argument("log", nargs="?", metavar="LOG", help="Folder of the log.")
     what.add_argument(
-        "--proof", metavar="FILE", help="Proof of the one file of --has, in place of the log."
+        "--proof",
+        metavar="FILE",
+        help="Proof that the log contains a file. Give it instead of LOG, with this one file as "
+        "--has.",
     )
     verify.add_argument(
         "--earlier",
         metavar="FILE",
-        help="Checkpoint that was kept. The log has to begin with all entries that it counts.",
+        help="Checkpoint that you kept. The log must begin with all entries that it counts.",
     )
     verify.add_argument(
         "--has", nargs="+", default=[], metavar="FILE", help="Files that must be in the log."
     )
     prove = part("prove", "write the proof that a file is in a log", _PROVE, None, _prove)
     prove.add_argument("log", metavar="LOG", help="Folder of the log.")
-    prove.add_argument("file", metavar="FILE", help="File that was entered.")
+    prove.add_argument("file", metavar="FILE", help="File that was entered into the log.")
     prove.add_argument("--output", metavar="FILE", help="File of the proof. Default: the terminal.")
     for parser in (verify, prove):
         parser.add_argument(
             "--public-key",
             required=True,
             metavar="FILE",
-            help="Public key of the log, as its keeper gave it to you.",
+            help="Public key of the log, which you got from its operator.",
         )
     output.add_format(verify)
 

@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> tuple[argparse._ActionsCon
     which.add_argument(
         "--strategy",
         metavar="FILE|NAME",
-        help="File of a strategy that tff-dpftrl optimize --output wrote, or an entry of the zoo: "
-        "blt-gboard-b100, -b400 or -b1000, with the parameters of production models, or others.",
+        help="Strategy file that tff-dpftrl optimize --output wrote, or the name of a published "
+        "strategy, such as blt-gboard-b100, -b400 or -b1000 (parameters of production models).",
     )
     separation = add_schema_arguments(parser)
     parser.add_argument(
@@ -51,8 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> tuple[argparse._ActionsCon
         type=float,
         default=1.0,
         metavar="F",
-        help="Factor by which the rounding of secure aggregation can raise the norm bound above "
-        "the clip norm that the noise multiplier refers to. Default: 1, no rounding.",
+        help="Factor by which the rounding of secure aggregation can raise the norm of a clipped "
+        "update above the clip norm that --noise-multiplier is relative to. Default: 1, no "
+        "rounding.",
     )
     add_options(parser.add_argument_group("options of mechanisms"))
     return which, separation
@@ -96,15 +97,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--buffers",
         type=_buffers,
         metavar="D|auto",
-        help="Number of buffers of a BLT, 1 to 8. Default: auto, as many as still lower the loss "
-        "by 0.1%%.",
+        help="Number of buffers of a BLT, 1 to 8. Default: auto, which adds buffers while each "
+        "lowers the loss by 0.1%% or more.",
     )
     parser.add_argument(
         "--max-decay",
         type=float,
         metavar="X",
-        help="Largest buffer decay of a BLT; 1 for no bound, which ties it to its number of "
-        "rounds. Default: 1 - 1 / rounds.",
+        help="Largest buffer decay of a BLT. With 1 there is no bound, but the BLT then suits its "
+        "number of rounds only. Default: 1 - 1 / rounds.",
     )
     parser.add_argument(
         "--bands",
@@ -131,8 +132,8 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
         "--workload",
         default="prefix",
         metavar="NAME=VALUE,...",
-        help="Sums from which the server's optimizer makes models; their noise is the error. "
-        "momentum=0.9, adam=0.9 (its momentum, the preconditioner as if constant), "
+        help="Sums from which the server's optimizer makes models; the strategy minimises their "
+        "noise. momentum=0.9, adam=0.9 (its momentum, the preconditioner as if constant), "
         "warmup=100 (rounds), decay=linear or cosine, averaging=0.95, or some of them with "
         "commas. Default: prefix, the prefix sums, as of SGD with a constant rate.",
     )

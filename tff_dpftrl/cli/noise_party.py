@@ -75,7 +75,9 @@ def add_parser(subparsers) -> None:
     parts = parser.add_subparsers(dest="noise_party_command", metavar="COMMAND")
     new_key = parts.add_parser("new-key", help="make the folder of a party, with its key")
     new_key.set_defaults(run=_new_key)
-    status = parts.add_parser("status", help="what this party has given", description=_STATUS)
+    status = parts.add_parser(
+        "status", help="show the noise that this party has given", description=_STATUS
+    )
     status.set_defaults(run=_status)
     output_lib.add_format(status)
     for one in (new_key, status):

@@ -86,13 +86,14 @@ def add_parser(subparsers) -> None:
         "--target-noise",
         type=float,
         metavar="X",
-        help="Noise that the plans keep, in the unit that this command prints.",
+        help="Largest noise of the plans, in the unit that this command prints.",
     )
     target.add_argument(
         "--keep-noise-of",
         type=_reference,
         metavar="MECHANISM:Z:GOAL",
-        help=("Mechanism, noise multiplier Z and GOAL clients a round whose noise is kept."),
+        help="Reference for the noise: the plans have at most the noise of this mechanism, with "
+        "noise multiplier Z and GOAL clients a round.",
     )
     parser.add_argument(
         "--budget-shares",

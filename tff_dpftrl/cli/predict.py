@@ -85,7 +85,7 @@ def add_parser(subparsers) -> None:
         "--format",
         choices=("text", "jsonl"),
         default="text",
-        help="Format of standard output: text, or one JSON object a text and line. Default: text.",
+        help="Format of standard output: text, or JSON lines, one for each text. Default: text.",
     )
 
 

@@ -75,8 +75,8 @@ def add_parser(subparsers) -> None:
         nargs="?",
         const="",
         metavar="FILE",
-        help="File for a report as one HTML page. Default of FILE: report.html in the folder, "
-        "with --private in its private/.",
+        help="Also write the report as one HTML page. Default of FILE: report.html in the run's "
+        "folder; with --private, in private/ of that folder.",
     )
     parser.add_argument(
         "--private",

@@ -175,15 +175,15 @@ def add_parser(subparsers) -> None:
     who.add_argument(
         "--attestation-roots",
         metavar="FILE",
-        help="Certificates (PEM) of a platform's roots, in place of issuers: devices show "
-        "certificates that lead to one of them. A certificate of a single device identifies it in "
-        "every round: they must be of large batches.",
+        help="Root certificates (PEM) of a platform, instead of issuers' keys. Devices show "
+        "certificates that lead to one of them. Use this only if many devices share each "
+        "certificate: one of a single device identifies the device in every round.",
     )
     who.add_argument(
         "--attestation-revoked",
         metavar="FILE",
-        help="Serial numbers, in hexadecimal, one in each line, of certificates below "
-        "--attestation-roots that are refused.",
+        help="File of serial numbers of revoked certificates, in hexadecimal, one a line. Devices "
+        "with such a certificate under --attestation-roots are refused.",
     )
     for what in ("address", "connection"):
         who.add_argument(

@@ -119,10 +119,10 @@ def add_parser(subparsers) -> None:
     group.add_argument(
         "--select",
         metavar="TEXT",
-        help="Criterion of the choice. Public text by user, as a file or 'standard-library': the "
-        "run whose model needs the fewest bits per character of it is chosen. 'metrics': the "
-        "run with the least loss of those that --metrics-epsilon releases. --target-epsilon "
-        "is that of the whole.",
+        help="Criterion for the best run. With public text by user, a file or "
+        "'standard-library': the fewest bits per character of this text. With 'metrics': the "
+        "least loss among those that --metrics-epsilon releases. --target-epsilon is the epsilon "
+        "of all runs and the choice together.",
     )
     group.add_argument(
         "--select-runs",

@@ -101,9 +101,10 @@ class SubwordTokenizer:
         return self.kind == "wordpiece"
 
     def split(self, texts: tf.Tensor) -> tf.RaggedTensor:
-        """Returns the tokens of each text, as a graph; the same as from `words`.
+        """Splits texts into tokens in a TensorFlow graph, with the same result as `words`.
 
-        `texts` are normalised to NFC, UTF-8, shape [n]. The tokens have the ragged shape [n, None].
+        `texts` are strings in UTF-8, normalised to NFC, of shape [n]. The tokens have the ragged
+        shape [n, None].
         """
         import tensorflow as tf
 

@@ -315,11 +315,11 @@ class ClientRunner(abc.ABC):
 
 
 class ThreadedClients(ClientRunner):
-    """Runner of clients in threads of this process, a chunk in each.
+    """Runner of clients in threads of this process; each thread computes one chunk at a time.
 
-    However many clients there are, a thread holds the data of 16 of them and works for two,
-    and two sums for each thread are in memory. With a model of a million weights or more, a
-    thread works for one client at a time, and there are no more threads than cores.
+    Memory does not grow with the number of clients. Each thread holds the data of 16 clients and
+    two sums, and computes two clients at a time. With a model of a million weights or more, a
+    thread computes one client at a time, and there are no more threads than cores.
     """
 
     def __init__(self, num_threads: int | None = None):

@@ -36,11 +36,11 @@ _RESUME = "The state before the round is still valid: start the round again, or 
 class RayClients(client_part.ClientRunner):
     """Runner of clients in worker processes of Ray.
 
-    The sum has the same bits with any number of workers. They are those of
-    `ThreadedClients` where workers run on the same kind of processor with as many
-    TensorFlow threads. A lost worker does not change the sum: other workers compute its
-    chunks again, and a new one takes its place. A dataset is sent as it was built: one that
-    shuffles anew at every iteration is read for the first time.
+    The sum has the same bits with any number of workers. `ThreadedClients` computes the same bits
+    if it runs on the same kind of processor with as many TensorFlow threads. A lost worker does
+    not change the sum: other workers compute its chunks again, and a new one takes its place. A
+    dataset is sent as it was built. So one that shuffles anew at every iteration starts from its
+    first order in every round.
 
     Example:
       ```

@@ -326,7 +326,7 @@ class Plan:
             counted.append(f"The number of users, {self.num_users}, is stated as it was counted.")
         else:
             what = "The size of the pool" if self.sampling == EXAMPLE else "The number of users"
-            counted.append(counted_caveat(what, self.num_units, "; declare it to do without"))
+            counted.append(counted_caveat(what, self.num_units, "; declare it to avoid this"))
         if self.num_examples is not None:
             counted.append(default_delta_caveat(self.num_examples))
         if sentences.NOISE_GENERATOR in facts.parameters and self.group_size_epsilon:
@@ -376,15 +376,15 @@ def default_delta(num_examples: float) -> float:
 def counted_caveat(what: str, number: int, remedy: str = "") -> str:
     """Returns a statement's sentence on a number that the sampling probability rests on."""
     return (
-        f"{what}, {number}, from which the sampling probability follows, was counted on the data "
-        f"and is taken for public{remedy}."
+        f"{what}, {number}, determines the sampling probability. It was counted on the data and "
+        f"is treated as public{remedy}."
     )
 
 
 def default_delta_caveat(num_examples: int) -> str:
     """Returns a statement's sentence on where `default_delta` comes from."""
     return (
-        f"δ is n^-1.1 for the {num_examples} examples of all users, a number that is taken for "
+        f"δ is n^-1.1 for the {num_examples} examples of all users, a number that is treated as "
         "public."
     )
 

@@ -156,11 +156,11 @@ def _noise_of_sums(plan: FinetuningPlan) -> float:
 
 
 def noise_of_step(plan: FinetuningPlan) -> float:
-    """Computes how much more noise one step has than independent noise that is as much in sums.
+    """Computes the noise of one step, relative to independent noise with the same error of sums.
 
-    It is the ratio of the root mean square, over the steps, of the noise of a step's average to
-    `noise_of_average`; 1 for independent noise, or none. Adam divides by the size of a step's noisy
-    gradient, so that its learning rate for correlated noise is larger by about this factor
+    It is the root mean square of the noise of a step's average over all steps, divided by
+    `noise_of_average`. It is 1 for independent noise, and without noise. Adam divides by the size
+    of a step's noisy gradient, so its best learning rate is larger by about this factor
     (docs/experiments.md, "Correlated noise with secret samples").
     """
     one_step = float(np.mean(strategy_of(plan).round_noise_variance(plan.num_rounds)))
@@ -173,9 +173,9 @@ def rate_hint(plan: FinetuningPlan) -> str | None:
     if plan.noise_multiplier == 0.0 or ratio < 1.5:
         return None
     return (
-        f"One step has {ratio:.1f} times the noise of independent noise that is as much in sums, "
-        "and Adam divides by it: a learning rate that is good for independent noise is too small "
-        "here, by about this factor."
+        f"One step has {ratio:.1f} times the noise that independent noise with the same error of "
+        "sums would have, and Adam divides by it: a learning rate that is good for independent "
+        "noise is too small here, by about this factor."
     )
 
 

@@ -53,11 +53,11 @@ def training(
     *,
     name: str = "algorithm",
 ) -> federated_round.FederatedRound:
-    """Builds the round of an algorithm, which must release all privately.
+    """Builds the round of an algorithm, and refuses one that does not release all privately.
 
-    It gets a TFF factory of the aggregation. It is refused, by the name that errors call it, if it
-    fails, makes no learning process, or releases anything besides metrics and the noised sum of
-    the aggregation.
+    The algorithm is called with a TFF factory of the aggregation. It is refused if it fails, makes
+    no learning process, or releases anything besides metrics and the noised sum of the
+    aggregation. Errors call it `name`.
     """
     aggregator = factory_of(aggregation)
     with contexts.compiled_only():

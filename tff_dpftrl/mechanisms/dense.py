@@ -20,10 +20,10 @@ _MAX_RUN_ROUNDS = 4096
 class Dense(strategy.Strategy):
     """Strategy with a general lower-triangular C (Denisov et al. 2022), of up to 4,096 rounds.
 
-    The noise of round t needs the draws of all t rounds before, and none of them is kept: they
-    are made again from their seeds, one for each round. In a run of n rounds, that takes as many
-    draws as independent noise in n² / 2 rounds. With blocks of B rounds it takes n² / (2 B), but
-    B copies of the model are kept. See `draws_per_round`. A larger C can be compared, but not run.
+    The noise of round t needs the draws of all t rounds before. The draws are not kept: each is
+    made again from the seed of its round. So n rounds take as many draws as n² / 2 rounds of
+    independent noise. With blocks of B rounds it is n² / (2 B), but B copies of the model are kept.
+    See `draws_per_round`. A larger C can be compared, but not run.
 
     Args:
       matrix: Matrix C, shape [num_rounds, num_rounds], zero above the diagonal, positive

@@ -238,7 +238,7 @@ class UpdateRule:
         return rates
 
     def workload(self, num_rounds: int) -> Workload | None:
-        """Returns the workload of a run, one to three recurrences; None for the prefix sums.
+        """Returns the workload of a run as one to three recurrences; None if it is the prefix sums.
 
         The learning rate decays over `num_rounds`. The warm-up must be shorter.
         """

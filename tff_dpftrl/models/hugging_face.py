@@ -88,14 +88,15 @@ class _Family:
 
     Attributes:
       architecture: Name of the class of transformers.
-      prefix: Beginning of the names of all tensors but those of `outside`.
-      block: Beginning of the names of a block's tensors, with its index in braces.
+      prefix: Common beginning of tensor names; the tensors of `outside` lack it.
+      block: Beginning of the tensor names of a block; {} stands for its index.
       is_transposed: Whether a kernel is stored as [outputs, inputs].
-      names: Names of tensors outside of blocks, by those of the weights.
-      outside: Names of tensors without the prefix, by those of the weights.
-      block_names: Names of a block's tensors, by those of the weights.
-      sizes: Names of required numbers of the config, by those of the model's fields.
-      computed: Values of the config without which other scores would be computed, and the default.
+      names: Tensor name of each weight outside of blocks, by the name of the weight.
+      outside: Tensor name of each weight without the prefix, by the name of the weight.
+      block_names: Tensor name of each weight in a block, by the name of the weight.
+      sizes: Config key of each required number, by the name of the model's field.
+      computed: Config values that the model relies on, and the default of each. Other values would
+        compute other scores.
     """
 
     architecture: str

@@ -53,10 +53,11 @@ class NoiseStream:
     Secure noise is float64, on the grid of `secure_draws.STEP`, for
     `summation.noised_mean_on_grid`. If the noise is a sum of whole draws, it is exact
     (`noise_recipe.is_sum_of_draws`). Other noise is correlated in float64 and rounded to the grid.
-    That moves a coordinate by less than a step, which counts together as a change of the sums by
-    √(coordinates · rounds) steps at most, times the norm of C: 6·10⁻⁴ standard deviations for 4
-    million coordinates, 2,000 rounds and a BLT of stride 400, whose norm is 29. It leaves no gaps:
-    each round has a draw that no earlier round used, rounded to the grid by itself.
+    The rounding moves a coordinate by less than a step. All coordinates and rounds together count
+    as a change of the sums by at most √(coordinates · rounds) steps, times the norm of C. That is
+    6·10⁻⁴ standard deviations for 4 million coordinates, 2,000 rounds and a BLT of stride 400,
+    whose norm is 29. The rounding leaves no gaps: each round has a draw that no earlier round used,
+    and this draw is rounded to the grid by itself.
     """
 
     def __init__(

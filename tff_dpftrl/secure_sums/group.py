@@ -6,8 +6,8 @@ each device has a few neighbours (Bell et al. 2020, `neighbours`).
 
 A message that the server can tell from an honest one's excludes its sender, and the others go on
 while they are enough. The group is lost if too few devices are left, or if a secret cannot be
-recovered, for instance because its device has dealt wrong shares. Where that is known before shares
-are asked for, none are. Not thread-safe.
+recovered, for instance because its device has dealt wrong shares. If the server knows this before
+it asks for shares, it asks for none. Not thread-safe.
 
 Noise parties (`noise_party`) join with the devices. They are asked for their noise last, when all
 other masks are gone: a group that is lost before has used no noise.

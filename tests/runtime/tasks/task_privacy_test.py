@@ -129,7 +129,7 @@ def test_what_devices_report_of_their_participation_makes_no_condition_go_away()
     statement = task_privacy.TaskPrivacy(_terms()).statement(_SEEN(6, 2, 3))
     assert (
         "differential privacy, if the participation schema was kept: devices keep to it by their "
-        "own timers, and what they report of it nobody can check**" in statement.to_markdown()
+        "own timers, and nobody can check what they report of it**" in statement.to_markdown()
     )
     odds = statement.plain_sentences()[2]
     assert "This holds if devices keep to the declared participation by their own timers" in odds

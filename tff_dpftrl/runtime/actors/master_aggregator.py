@@ -188,7 +188,7 @@ class MasterAggregator(merging.Merging):
     def _expect(self, half_seconds: float) -> None:
         """Sets the timer at which devices that have sent nothing are dropped.
 
-        In `half_seconds` half of the goal's reports come.
+        `half_seconds` is the time until half of the report goal has come.
         """
         passed = self.now - self._began_at
         self.after(self._rounds.patience(half_seconds) - passed, _GiveUp(half_seconds))

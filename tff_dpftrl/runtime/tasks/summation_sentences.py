@@ -154,7 +154,7 @@ def _server_sees(secure: terms_lib.SecureAggregation) -> str:
         "or more send, and is trusted to keep them secret.",
         "Of a single device it learns what such a sum tells, and no more, under the conditions "
         f"that Trust below has in full: {if_so}, among others.",
-        f"With the most in league, what is left of a sum can be of {left}.",
+        f"With the most devices in league, the rest of a sum can be of only {left}.",
         "All devices of a sum must follow the algorithm: one that does not can make it wrap "
         "around, and then nothing is proven for the others in it either.",
     ]
@@ -215,13 +215,14 @@ def _seen_by_others(secure: terms_lib.SecureAggregation) -> str:
 
 def _active() -> str:
     return (
-        "Single reports are hidden from a server that may do anything, if fewer than a third of a "
-        "group's devices are in league with it, each counted as often as it takes part under "
-        "another attestation token, of which a genuine device may get many; if neither the issuer "
-        "of these tokens is, who can make up devices, nor the holder of the key that signs plans, "
-        "who can make others; and if this key has signed no plan for the devices by which reports "
-        "are seen, since they take part in whatever it has signed. Together they learn one sum of "
-        "the group's other devices, of which the server can leave some out. What a sum shows of "
-        "one device is up to the model that the server sends: to all devices of a group the same "
-        "one, which may be made for the purpose."
+        "Single reports are hidden from a server that may do anything, under three conditions. "
+        "First, fewer than a third of a group's devices are in league with it. A device counts "
+        "once for each attestation token under which it takes part, and a genuine device may get "
+        "many tokens. Second, neither the issuer of these tokens is in league with it, who can "
+        "make up devices, nor the holder of the key that signs plans, who can make other plans. "
+        "Third, this key has signed no plan for the devices by which reports are seen, since they "
+        "take part in every plan that it has signed. The server and the devices in league with it "
+        "learn one sum of the group's other devices, and the server can leave some of these out. "
+        "What a sum shows of one device is up to the model that the server sends. It sends the "
+        "same one to all devices of a group, but may make it for the purpose."
     )
