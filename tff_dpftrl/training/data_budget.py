@@ -34,7 +34,7 @@ class Fork:
     Attributes:
       folders: The folders. One whose rounds are all in another one, too, costs nothing, unless its
         statement has an evaluation, which may have been made again, or states more.
-      shared_rounds: Number of rounds that branches, or folders of one branch, share; None if unknown.
+      shared_rounds: Number of rounds that branches, or folders of one, share; None if unknown.
       spent: What all have spent together, to be composed. An entry without a guarantee says that
         their noise, or secret samples, may be the same after they part.
       unread: Folders whose ledgers are not readable: by their options they may be copies.
