@@ -34,8 +34,7 @@ class Fork:
     Attributes:
       folders: The folders. One whose rounds are all in another one, too, costs nothing, unless its
         statement has an evaluation, which may have been made again, or states more.
-      shared_rounds: Number of rounds that the branches share, and all folders if there is only one
-        branch; None if it is not known.
+      shared_rounds: Number of rounds that branches, or folders of one, share; None if unknown.
       spent: What all have spent together, to be composed. An entry without a guarantee says that
         their noise, or secret samples, may be the same after they part.
       unread: Folders whose ledgers are not readable: by their options they may be copies.
@@ -245,8 +244,7 @@ def _fork(
     of_branches = [states[folder] for folder in charged] if len(charged) > 1 else states.values()
     shared_rounds, num_branches = _shared_rounds(of_branches), len(charged)
     if not are_independent or any(spent[folder].epsilon is None for folder in states):
-        nothing = _nothing(runs[0])
-        return Fork(tuple(states), shared_rounds, nothing, num_branches=num_branches)
+        return Fork(tuple(states), shared_rounds, _nothing(runs[0]), num_branches=num_branches)
     if len(apart) > 1:
         fork_at = _shared_rounds(states[folder] for folder in apart)
         rho = _joint_rho(apart, rhos, fork_at)
