@@ -55,13 +55,14 @@ function rankPages(index, words, stem) {
   const points = new Map();
   for (const word of words) {
     const headings = entries(index.titleterms, word);
-    const pages = new Set([...entries(index.terms, word), ...headings]);
+    const answer = index.docnames.indexOf(answers.get(word));
+    const pages = new Set([...entries(index.terms, word), ...headings, answer].filter((page) => page >= 0));
     const rarity = Math.log(1 + index.docnames.length / pages.size);
     for (const page of pages) {
       // A long page has most words by chance.
       let weight = TEXT_WEIGHT / (0.5 + (0.5 * (lengths.get(page) ?? 0)) / mean);
       if (headings.has(page)) weight += HEADING_WEIGHT;
-      if (titles[page].has(word) || answers.get(word) === index.docnames[page]) weight += TITLE_WEIGHT;
+      if (titles[page].has(word) || page === answer) weight += TITLE_WEIGHT;
       points.set(page, (points.get(page) ?? 0) + weight * rarity);
     }
   }

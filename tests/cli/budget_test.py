@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tff_dpftrl.accounting import gaussian
+from tff_dpftrl.accounting import display, gaussian
 from tff_dpftrl.cli import budget, main
 from tff_dpftrl.mechanisms import blt, branches
 from tff_dpftrl.participation import ledger
@@ -168,6 +168,11 @@ _STRATEGY, _SCHEMA = blt.Blt((0.95,), (0.4,)), schema_lib.MinSep(8, 2, 3)
 _SQUARED = _STRATEGY.sensitivity(_SCHEMA).squared
 
 
+def _create_ledger(folder):
+    path = folder / "private" / "ledger.sqlite"
+    ledger.Ledger.create(path, _SCHEMA, initial_checkpoint="initial").close()
+
+
 def _commit(folder, rounds, ids="state"):
     with ledger.Ledger.open(folder / "private" / "ledger.sqlite", _SCHEMA) as book:
         for t in rounds:
@@ -189,8 +194,7 @@ def _forked(results, data, *, noise_version=3, ended=True, **stated):
     config = {"config": {"data": str(data)}, "facts": {}, **derived}
     (results / "a" / "config.json").write_text(json.dumps(config))
     (results / "a" / "private").mkdir()
-    path = results / "a" / "private" / "ledger.sqlite"
-    ledger.Ledger.create(path, _SCHEMA, initial_checkpoint="initial").close()
+    _create_ledger(results / "a")
     _commit(results / "a", range(3))
     shutil.copytree(results / "a", results / "b")
     if ended:
@@ -216,13 +220,20 @@ def test_branches_of_one_run_are_found_and_charged_together(tmp_path, data, caps
     assert joint < 2 * _SQUARED
     mu = gaussian.mu_from_rho(0.1 * joint)
     assert shown["total"]["epsilon"] == pytest.approx(gaussian.epsilon(mu, 1e-6))
-    assert "are of one run, of which they share 3 rounds: charged as one, ε = " in text
+    assert fork["num_branches"] == 2 and fork["total"] == shown["total"]
+    cost = display.epsilon_at(gaussian.epsilon(mu, 1e-6), 1e-6)
+    said = f"are of one run. Its 2 branches share 3 rounds: they cost {cost} together."
+    assert f"{results / 'a'}, {results / 'b'} {said}" in text
     # Another run, and a backup of the first rounds, which has released nothing else.
     _run(results / "other", data)
     shutil.copytree(results / "a", results / "ended")
+    for path in (results / "ended" / "private").glob("ledger.sqlite*"):
+        path.unlink()
+    _create_ledger(results / "ended")
+    _commit(results / "ended", range(2))
     shown, text = _spent(data, results, capsys)
     (fork,) = shown["forks"]
-    assert len(fork["folders"]) == 3
+    assert len(fork["folders"]) == 3 and said in text
     assert shown["total"]["epsilon"] == pytest.approx(gaussian.epsilon(mu, 1e-6) + 2.0)
 
 
@@ -235,7 +246,7 @@ def test_a_backup_that_was_not_continued_costs_nothing(tmp_path, data, capsys):
     assert shown["total"]["epsilon"] == pytest.approx(
         gaussian.epsilon(gaussian.mu_from_rho(0.1 * _SQUARED), 1e-6)
     )
-    assert "share 3 rounds: charged as one" in text
+    assert "One of them has all rounds, and they share 3 rounds: they cost ε = " in text
 
 
 _EVALUATION = {"parts": [{"name": "evaluation of held-out users"}]}
@@ -248,7 +259,9 @@ def test_a_backup_whose_evaluations_may_have_been_made_again_is_charged(tmp_path
     shown, text = _spent(data, results, capsys)
     mu = gaussian.mu_from_rho(0.2 * _SQUARED)
     assert shown["total"]["epsilon"] == pytest.approx(gaussian.epsilon(mu, 1e-6))
-    assert "share 3 rounds: each is charged by itself." in text
+    total = display.epsilon_at(shown["total"]["epsilon"], shown["total"]["delta"])
+    cost = f"they cost {total} together, each charged by itself."
+    assert f"Its 2 branches share 3 rounds: {cost}" in text
 
 
 def test_evaluations_of_a_backup_with_the_same_noise_have_no_guarantee(tmp_path, data, capsys):
@@ -288,7 +301,7 @@ def test_copies_of_which_a_ledger_is_not_readable_are_not_taken_for_two_runs(
     if differs:
         assert status == budget.ABOVE and ": nothing is promised, since" in text
     else:  # Their noise is fresh: no shared round is charged less than twice.
-        assert status == 0 and ": each is charged by itself." in text
+        assert status == 0 and ": each is charged by itself, they cost ε = " in text
 
 
 def test_a_ledger_in_use_is_not_taken_for_that_of_another_run(tmp_path, data, capsys):
@@ -329,7 +342,9 @@ def test_branches_of_other_kinds_are_charged_one_by_one(tmp_path, data, capsys, 
     shown, text = _spent(data, results, capsys)
     mu = gaussian.mu_from_rho(0.2 * _SQUARED)
     assert shown["total"]["epsilon"] == pytest.approx(gaussian.epsilon(mu, 1e-6))
-    assert "share 3 rounds: each is charged by itself." in text
+    total = display.epsilon_at(shown["total"]["epsilon"], shown["total"]["delta"])
+    cost = f"they cost {total} together, each charged by itself."
+    assert f"Its 2 branches share 3 rounds: {cost}" in text
 
 
 @pytest.mark.parametrize("differs", [{"noise_version": 2}, {"rho_zcdp": None}])

@@ -19,7 +19,7 @@ from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.cli import main
 from tff_dpftrl.finetuning import amplified, custom_run, example_sampling, passes, plan
 from tff_dpftrl.models import keras_versions
-from tff_dpftrl.runs import manifest
+from tff_dpftrl.runs import committed_rounds, manifest
 
 _DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 _STEPS = 5
@@ -206,6 +206,18 @@ def test_nobody_sees_a_model_whose_step_is_not_committed(tmp_path):
     np.testing.assert_array_equal(seen[3], seen[1])
     assert results.rows[1]["eval_error"] == pytest.approx(np.linalg.norm(seen[1]))
     assert [row["round"] for row in results.rows if row["eval_error"] is not None] == [2, 4, 5]
+
+
+def test_variables_of_the_caller_never_keep_a_step_that_is_not_committed(tmp_path, monkeypatch):
+    def fail(*args):
+        assert np.any(variable.numpy())
+        raise OSError
+
+    variable = tf.Variable(np.zeros(3, np.float32))
+    monkeypatch.setattr(committed_rounds.CommittedRounds, "commit", fail)
+    with pytest.raises(OSError):
+        _finetune(tmp_path / "run", variables=[variable])
+    np.testing.assert_array_equal(variable, np.zeros(3))
 
 
 def test_a_run_knows_its_examples_by_their_digest_and_keeps_it_private(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import re
+import shutil
 import sys
 
 import numpy as np
@@ -14,14 +15,17 @@ import tensorflow as tf
 import tff_dpftrl
 from tests.fixed_seeds import fixed_seeds  # noqa: F401
 from tests.reports import listed_files
+from tff_dpftrl.accounting import privacy_plot
 from tff_dpftrl.auditing.recount import run_folder
 from tff_dpftrl.finetuning import custom_run, keras_fit, private_steps
 from tff_dpftrl.models import keras_versions
+from tff_dpftrl.private_round import seeds
 from tff_dpftrl.reports import page, readme
 from tff_dpftrl.reports import results as reported
 
 _DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 _NUM, _STEPS = 24, 6
+_WIDTH, _LOUD = 5_000, 100.0  # Of a model and a noise beside which gradients are nothing.
 _layers = tf.keras.layers
 _IS_KERAS_2 = issubclass(tf.keras.Model, tf.Module)
 
@@ -368,6 +372,45 @@ def test_the_same_call_goes_on_with_the_same_noise(tmp_path, monkeypatch):
         _fit(_model(), tmp_path / "run", **{**options, "mechanism": "blt"})
     with pytest.raises(ValueError, match="initial weights are not those"):
         _fit(resumed, tmp_path / "run", **options)
+
+
+def test_branches_of_a_run_have_independent_noise_also_on_other_data(tmp_path, monkeypatch):
+    """Also where Keras' random numbers are the same, as `private_fit` wants them."""
+    monkeypatch.setattr(privacy_plot, "draw", lambda *args, **options: None)
+    monkeypatch.setattr(seeds, "SOURCE", "/dev/urandom")  # Not the same bits again and again.
+    monkeypatch.setattr(keras_fit, "_digest", lambda data: "same")  # Else, no other data goes on.
+    weights = []  # At the beginning, and after each step.
+
+    def fit(output, x, *, is_interrupted=False):
+        tf.keras.utils.set_random_seed(3)
+        model = tf.keras.Sequential([tf.keras.Input([3]), _layers.Dense(_WIDTH)])
+        model.compile(keras_versions.SGD(1.0), loss="mse")
+
+        def evaluate(*args, **options):
+            weights.append(np.concatenate([part.ravel() for part in model.get_weights()]))
+            if is_interrupted and len(weights) == 2:
+                raise KeyboardInterrupt
+            return {"loss": 1.0}
+
+        monkeypatch.setattr(model, "evaluate", evaluate)
+        y = np.zeros([len(x), _WIDTH], np.float32)
+        once = {"batch_size": len(x), "noise_multiplier": _LOUD, "validation_data": (x, y)}
+        _fit(model, output, x, y, **once)
+
+    x, _ = _data()
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "run", x, is_interrupted=True)
+    (_, before), moves = weights, []
+    for name, data in (("one", x), ("other", -2.0 * x)):
+        shutil.copytree(tmp_path / "run", tmp_path / name)
+        weights.clear()
+        fit(tmp_path / name, data)
+        moves.append(weights[-1] - before)
+    one, other = moves
+    # Five standard errors, and what the mean of clipped gradients may add.
+    tolerance = 5 / np.sqrt(2 * one.size) + 2 * _NUM / (_LOUD * np.sqrt(one.size))
+    for combined in (one - other, one + other):
+        assert abs(np.std(combined) / (np.sqrt(2.0) * _LOUD / _NUM) - 1) < tolerance
 
 
 @pytest.mark.slow

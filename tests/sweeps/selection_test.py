@@ -1,15 +1,19 @@
 """Tests of tff_dpftrl.sweeps.selection."""
 
+import contextlib
+import itertools
 import json
 import math
+import random
 import shutil
 import stat
 import sys
 
 import pytest
 
+from tests import kills
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import guarantee, statement
+from tff_dpftrl.accounting import guarantee, privacy_plot, statement
 from tff_dpftrl.accounting import selection as selection_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.auditing.recount import records
@@ -19,6 +23,7 @@ from tff_dpftrl.runs import manifest
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import folder as folder_lib
 from tff_dpftrl.sweeps import kinds, selection, selection_plan
+from tff_dpftrl.training import data_budget
 
 _RUNS = selection_lib.NumRuns(3, 15)
 _PLAN = selection_plan.Planned(
@@ -101,6 +106,35 @@ def test_a_choice_whose_record_is_lost_is_not_drawn_again(tmp_path, plans):
     assert len(plans) == 1
 
 
+def _open_on(output, data):
+    """Opens a choice among so many runs that two draws are never the same."""
+    options, axes = _OPTIONS | {"data": str(data)}, {"clip_norm": (0.5, 1.0)}
+    definition = folder_lib.definition(options, axes, kinds.TRAINING)
+    runs = selection_lib.NumRuns(10_000, 50_000)
+    cells = _cells(options)
+    return selection.open_or_draw(output, definition, cells, runs, "/public.jsonl").drawn
+
+
+def test_copies_of_a_folder_draw_anew_or_have_one_record_and_no_promise(tmp_path, plans):
+    del plans
+    data, results = tmp_path / "users.jsonl", tmp_path / "results"
+    data.write_text('{"user_id": "ada", "examples": ["so it is"]}\n')
+    drawn = []
+    for name in ("first", "second"):  # Copied before the draw: nothing of it is anywhere.
+        random.seed(1)
+        (results / name).mkdir(parents=True)
+        drawn.append(_open_on(results / name, data))
+    assert len(drawn[0]) != len(drawn[1]) or list(drawn[0]) != list(drawn[1])
+    spent = data_budget.of_corpus(str(data), [results])
+    assert not spent.forks and spent.total.epsilon == 2 * _PLAN.epsilon
+    shutil.copytree(results / "first", results / "copy")  # After it.
+    assert list(_open_on(results / "copy", data)) == list(drawn[0])
+    spent = data_budget.of_corpus(str(data), [results])
+    (fork,) = spent.forks
+    assert [folder.name for folder in fork.folders] == ["copy", "first"] and fork.is_choice
+    assert fork.total is None and spent.total is None
+
+
 def _finish(folder, noise, run):
     folder.mkdir(parents=True)
     claim = guarantee.dp_ftrl_guarantee(
@@ -168,6 +202,28 @@ def test_the_best_run_alone_is_released_with_the_cost_of_the_choice(tmp_path, en
     (winner / "config.json").write_text('{"config": {}, "derived": {}, "facts": {}}')
     with pytest.raises(validation.UsageError, match="name the folder that the sweep wrote to"):
         records.read(winner)
+
+
+def test_wherever_a_release_is_killed_there_is_one(tmp_path, ended, monkeypatch):
+    monkeypatch.setattr(privacy_plot, "draw", lambda *args, **options: None)
+    chosen, _, answers = ended
+    for kill_at in itertools.count():
+        output = tmp_path / str(kill_at)
+        shutil.copytree(tmp_path / "private", output / "private")
+        answers["scores"] = [1.0, 2.0, 3.0, 4.0]
+        with kills.dying(kill_at), contextlib.suppress(kills.Killed):
+            selection.release(output, chosen, _cells())
+            break
+        seen, kept = kills.published(output), output / "private" / "winner"
+        assert kept.exists() or not seen
+        is_kept = kept.exists()
+        answers["scores"].reverse()  # Of the runs' models, another one would be the best.
+        selection.release(output, chosen, _cells())
+        last = kills.published(output)
+        assert last["winner/model.npz"] == (b"model.npz 10.0" if is_kept else b"model.npz 13.0")
+        del last["winner/README.md"]  # It has a date.
+        assert all(seen[name] == last[name] for name in seen.keys() & last.keys())
+    assert kill_at > 3
 
 
 def _of_little_noise(folder, answers):

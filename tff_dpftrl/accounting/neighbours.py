@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 RELATIONS = {
     "zero-out": "the contributions of a user are replaced by zeros",
-    "add-or-remove": "a user is there or not, and nothing else changes by it",
+    "add-or-remove": "a user is added or removed, and nothing else changes",
     "substitute": "the data of a user are replaced by other data",
 }
 """Relations of neighbouring data sets, and what differs in them."""

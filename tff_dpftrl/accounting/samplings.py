@@ -27,12 +27,11 @@ ZERO_OUT = neighbours_lib.Neighbours()
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Row of the table of samplings.
+    """Row of the table of samplings; `needs` and `allows` are names of options.
 
-    `needs` and `allows` are names of options. `method` is how its epsilon is computed, a noun
-    phrase; empty where `SampledSteps` says it. `sentences` are the same for a statement; empty if
-    no run with correlated noise has this sampling. With `independent_noise`, it is accounted for
-    with independent noise only.
+    `method` is the method of epsilon, a noun phrase; empty if `SampledSteps` says it. `sentences`
+    explain it in a statement; empty if no run with correlated noise has this sampling. With
+    `independent_noise`, the accounting is for independent noise only.
     """
 
     summary: str
@@ -51,7 +50,7 @@ SAMPLINGS = {
         independent_noise=True,
     ),
     "cyclic": Row(
-        summary="groups take turns, and each draws its units with the same probability",
+        summary="groups take turns, and each draws each of its units with the same probability",
         needs=("sampling_groups", "sampling_probability"),
         sentences=(
             "No two rounds of a group share a row of the banded strategy. So ε is that of one "
@@ -62,7 +61,7 @@ SAMPLINGS = {
         ),
     ),
     "bins": Row(
-        summary="each unit draws a bin, once, and comes in its rounds: bin, bin + bins, ...",
+        summary="each unit draws one bin, once, and takes part in rounds bin, bin + bins, ...",
         needs=("bins",),
         method="a bound of the mixture over bins",
         sentences=(
@@ -72,7 +71,7 @@ SAMPLINGS = {
         ),
     ),
     "b-min-sep": Row(
-        summary="as poisson, but nobody comes again within --min-sep rounds",
+        summary="as poisson, but no unit takes part again within --min-sep rounds",
         needs=("min_sep", "sampling_probability"),
         method="a bound by the number of a client's rounds, or by slots",
         sentences=(
@@ -85,9 +84,9 @@ SAMPLINGS = {
 }
 """Samplings by their names: those of `participation.sampling`, and "poisson", cyclic in one group.
 
-Options are `sampling_probability`, of a unit to be in a cohort (of each round; of its group's turn;
-of a round if it was in none of the last min_sep − 1), `sampling_groups`, `min_sep`, `bins`, and
-`group_size`, the largest number of units of one user.
+Options are `sampling_groups`, `min_sep`, `bins`, `group_size` (largest number of units of a user)
+and `sampling_probability`. The last is a unit's probability to be in a cohort: of each round, of
+its group's turn, or of a round if the unit was in none of the last min_sep − 1.
 """
 
 OF_A_POOL = (
@@ -117,7 +116,7 @@ class Bounded(Protocol):
     """Run of which an upper bound of epsilon is known, in both directions of a zero-out."""
 
     def epsilon(self, delta: float) -> float:
-        """Computes an upper bound of epsilon at `delta`, whatever the data: no estimate."""
+        """Computes an upper bound of epsilon at `delta` for all data; it is no estimate."""
         ...
 
 
@@ -131,8 +130,7 @@ def zero_out(
 ) -> Bounded:
     """Accounts for zeroing out one client in the first `num_rounds` rounds (all if None) of a run.
 
-    `units_per_client` is the largest number of units of one client, each sampled by itself: with
-    cyclic sampling only.
+    A client has at most `units_per_client` units, each sampled by itself; several only if cyclic.
     """
     from tff_dpftrl.accounting import amplified_banded
     from tff_dpftrl.accounting.amplification import balls_in_bins, min_sep_poisson
@@ -165,10 +163,7 @@ def zero_out(
 
 
 def rounds_of(run: Bounded, sampling: str) -> parts.Weights:
-    """Returns rounds that `zero_out` accounted for, to be composed with other parts of a budget.
-
-    They are sampled steps if the sampling is cyclic, and otherwise rounds of which ε is known.
-    """
+    """Returns the rounds of `zero_out` as part of a budget: sampled steps if cyclic, else by ε."""
     from tff_dpftrl.accounting import amplified_banded, parts
 
     if isinstance(run, amplified_banded.AmplifiedBanded):
@@ -292,8 +287,7 @@ def account(
 ) -> SampledRun:
     """Accounts for a run with secret sampling, for any neighbouring data sets.
 
-    `units_per_client` is the largest number of units of one client, each sampled by itself: with
-    cyclic sampling only.
+    A client has at most `units_per_client` units, each sampled by itself; several only if cyclic.
     """
     from tff_dpftrl.accounting import amplified_banded
 

@@ -23,10 +23,8 @@ from tff_dpftrl.private_round import interface
 class DpFtrlFactory(tff.aggregators.UnweightedAggregationFactory):
     """Base of the TFF factories of DP-FTRL.
 
-    Attributes:
-      private_round: The mechanism, with its strategy, noise multiplier and clipping. It runs
-        without TFF too.
-      inner_sum: The sum of the clipped updates.
+    `private_round` is the mechanism, with strategy, noise multiplier and clipping; it runs without
+    TFF too. `inner_sum` is the sum of the clipped updates.
     """
 
     private_round: Any
@@ -55,18 +53,10 @@ class DpFtrlFactory(tff.aggregators.UnweightedAggregationFactory):
         return guarantee_lib.of_round(self.private_round, schema, delta)
 
     def create(self, value_type: tff_names.Type) -> tff.templates.AggregationProcess:
-        """Creates the process for updates of one type.
+        """Creates the process for updates of one type, any nesting of floating-point tensors.
 
-        Args:
-          value_type: Type of an update, a floating-point tensor or any nesting of such
-            tensors.
-
-        Returns:
-          The process.
-
-        Raises:
-          ValueError: If the type has no tensors, other dtypes or unknown shapes, or
-            does not fit the clipping or a sum.
+        A `ValueError` refuses a type without tensors, of other dtypes or unknown shapes, or that
+        does not fit the clipping or a sum.
         """
         return build_process(
             self.private_round,

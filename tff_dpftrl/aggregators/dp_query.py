@@ -99,42 +99,23 @@ class DPFTRLAverageQuery(tfp.SumAggregationDPQuery):
 
     @override
     def initial_sample_state(self, template=None):
-        """Returns zero sums, in float64.
-
-        Args:
-          template: Nesting of a record, as TFP passes it; that of `record_specs` if None.
-
-        Returns:
-          A contribution of zeros.
-        """
+        """Returns zero sums, in float64, nested like `template` or else `record_specs`."""
         zeros = self._round.no_contribution(self._shapes)
         return self._pack(self._specs if template is None else template, zeros)
 
     @override
     def preprocess_record(self, params, record):
-        """Clips a record to its contribution to the sums.
-
-        Raises:
-          ValueError: If the record has other tensors or shapes than `record_specs`.
-        """
+        """Clips a record to its contribution; refuses other tensors or shapes (`ValueError`)."""
         contribution, _ = self._round.clip_client(self._tensors("record", record), params)
         return self._pack(record, contribution)
 
     @override
     def get_noised_result(self, sample_state, global_state):
-        """Adds the noise of a round.
+        """Returns the noised result of summed records, the state after the round and its event.
 
-        Args:
-          sample_state: Sums of the preprocessed records.
-          global_state: State before the round.
-
-        Returns:
-          The noised result, the state after the round and the round's event.
-
-        Raises:
-          ValueError: If a traced function would have the state as a constant, as one that
-            TFP's Keras optimizers make in `Model.fit`: every call would be the same round.
-            Or if the sums have other tensors or shapes than `record_specs`.
+        A `ValueError` refuses sums of other tensors or shapes than `record_specs`, and a traced
+        function that would have the state as a constant, as one that TFP's Keras optimizers make in
+        `Model.fit`: every call would be the same round.
         """
         update, *scalars = sample_state
         totals = self._round.contribution_type(self._tensors("sample_state", update), *scalars)

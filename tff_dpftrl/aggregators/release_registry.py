@@ -20,11 +20,9 @@ from tff_dpftrl.execution import entropy, graph_function, tff_names
 class Release:
     """Registered pair of a clipping and the release of its sums.
 
-    Attributes:
-      noise_multiplier: Noise multiplier z, in units of the norm of one client's
-        contribution. The smallest one, if several aggregators run the same two
-        computations.
-      not_private_because: Reason why the release is not private, or None.
+    `noise_multiplier` is z in units of the norm of one client's contribution: the smallest one, if
+    several aggregators run the same two computations. `not_private_because` is the reason why the
+    release is not private, or None.
     """
 
     noise_multiplier: float

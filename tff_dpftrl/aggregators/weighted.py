@@ -76,18 +76,10 @@ class WeightedFactory(tff.aggregators.WeightedAggregationFactory):
     def create(
         self, value_type: tff_names.Type, weight_type: tff_names.Type
     ) -> tff.templates.AggregationProcess:
-        """Creates the process for updates and weights of one type.
+        """Creates the process for updates and weights; its state is that of the inner factory.
 
-        Args:
-          value_type: Type of an update, a floating-point tensor or any nesting of such
-            tensors.
-          weight_type: Type of a weight, a numeric scalar.
-
-        Returns:
-          The process; its state is that of the inner factory.
-
-        Raises:
-          ValueError: If a type is of another kind, or does not fit the inner factory.
+        An update is any nesting of floating-point tensors, a weight a numeric scalar. Types of
+        another kind, or that do not fit the inner factory, are refused.
         """
         if not (
             isinstance(weight_type, tff_names.TensorType)

@@ -31,12 +31,10 @@ _LIMITS = (
 
 @dataclasses.dataclass(frozen=True)
 class Covered:
-    """The rounds, tensors or other numbered things that a test looked at.
+    """Numbered things, such as rounds or tensors, that a test looked at.
 
-    Attributes:
-      what: Plural of their name, such as "rounds".
-      spans: First and last number of each run of them, counted from 1 and increasing.
-      total: Number of them that there are.
+    `what` is the plural of their name, such as "rounds". `spans` has the first and last number of
+    each run of them, counted from 1 and increasing. `total` is the number of them that there are.
     """
 
     what: str
@@ -134,11 +132,10 @@ def untested(others: Iterable[str]) -> tuple[Finding, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class TradeOff:
-    """Points of an empirical trade-off curve, for the plot.
+    """Points of an empirical trade-off curve: the rates of both errors at each threshold.
 
-    Attributes:
-      false_positive_rate: Rate at which each threshold said "took part" of those who did not.
-      false_negative_rate: Rate at which each threshold said "did not" of those who did.
+    A false positive is "took part" of a client that did not; a false negative "did not" of one that
+    did.
     """
 
     false_positive_rate: tuple[float, ...]

@@ -62,8 +62,8 @@ def audit_config(
     parties, `served_noise` then plays the server against them; the games before have the noise that
     the server would add. The seeds of the noise are secret, whatever the config says.
 
-    It does not say that a run kept to its schema or used this code: for that there is the recount
-    of a run. Without `num_clients`, they are counted in the config's corpus. `error_rate` is the
+    The audit does not show that a run kept to its schema or used this code; the recount of a run
+    does. Without `num_clients`, clients are counted in the config's corpus. `error_rate` is the
     largest chance that a correct config is called violated.
     """
     progress = progress or (lambda line: None)

@@ -37,8 +37,8 @@ def audit_config(
     their texts are made up: of the protected data only the number of users is counted. So plan and
     ε are those of users who all have the same number of examples. The seeds of the noise are
     secret, whatever the config says. Optimizers come after what is released, and are plain here.
-    Without `num_users`, they are counted in the config's corpus. `error_rate` is the largest chance
-    that a correct config is called violated.
+    Without `num_users`, users are counted in the config's corpus. `error_rate` is the largest
+    chance that a correct config is called violated.
     """
     progress = progress or (lambda line: None)
     corpus.require_packages(vars(config))

@@ -40,10 +40,8 @@ _QUIET = 0.2
 class Canaries:
     """Canaries with disjoint coordinates, and quiet coordinates that no canary moves.
 
-    Attributes:
-      owner: Canary of each coordinate, or -1 where it is quiet; int, shape [dim].
-      direction: Entry of each coordinate in its canary's unit direction, float64, shape [dim].
-      number: Number of canaries.
+    By coordinate, of shape [dim]: `owner` is the number of its canary, int, -1 where it is quiet;
+    `direction` is its entry in the canary's unit direction, float64.
     """
 
     owner: np.ndarray
@@ -150,11 +148,9 @@ class Scale:
 class GamePlan:
     """Rounds, canaries and runs of games. Each run has a new initial state.
 
-    Attributes:
-      signal: Factor of the direction that a canary sends if it takes part: 1, -1 or, in rounds
-        outside of the pattern, 0. float64, shape [rounds].
-      resume_at: Round before which each run is saved and resumed in another process; None for
-        never.
+    `signal`, float64 of shape [rounds], is the factor of the direction that a canary sends if it
+    takes part: 1, -1 or, outside of the pattern, 0. Before round `resume_at` each run is saved and
+    resumed in another process; never if None.
     """
 
     signal: np.ndarray

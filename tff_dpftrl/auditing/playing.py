@@ -33,9 +33,8 @@ Resume = Callable[[Any], Any]
 class Played:
     """Outcome of a round.
 
-    Attributes:
-      released: Flat result, as the process returned it, float64, shape [dim].
-      measurements: Measured numbers by their last names; "name[index]" for entries of vectors.
+    `released` is the flat result, as the process returned it, float64, shape [dim]. Measured
+    numbers have their last names; entries of vectors are "name[index]".
     """
 
     state: Any
@@ -44,14 +43,12 @@ class Played:
 
 
 class Playable(NamedTuple):
-    """An aggregation of updates of one type.
+    """Aggregation of updates of one type, with the specs of an update's tensors.
 
-    Attributes:
-      specs: Shapes and dtypes of an update's tensors.
-      pack: Function from a list of these tensors to an update.
-      weight_dtype: Dtype of a client's weight, which comes after its update; None without weights.
-      compiled: Function from a client's function of a flat vector, the vector's spec, a runner and
-        repeated bits to an object with `initialize` and `next`, and whether it is compiled.
+    `pack` makes an update of a list of these tensors. `weight_dtype` is that of a client's weight,
+    which comes after its update; None without weights. `compiled` takes a client's function of a
+    flat vector, the vector's spec, a runner and repeated bits. It returns an object with
+    `initialize` and `next`, and whether it is compiled.
     """
 
     specs: Sequence[tf.TensorSpec]
@@ -98,18 +95,15 @@ def of_aggregation(
 
 
 class Player:
-    """Player of rounds: an aggregation whose clients and results are flat vectors.
+    """Player of rounds: an aggregation whose clients and results are flat vectors of `dim` numbers.
 
-    Attributes:
-      significant_bits: Significant bits of the floats of each tensor, 24 at most: noise is drawn in
-        float32.
-      dim: Number of coordinates of all tensors together.
-      largest_value: Largest number that all floats of an update can hold; float32's at most, which
-        clients are made of.
-      is_weighted: Whether each client has a weight, the last number of its vector.
-      is_compiled: Whether rounds run in this process, without TFF's executor.
-      entropy: Bits that compiled rounds read in place of the operating system's. Two rounds from
-        one state have the same noise until they are renewed, as for each round of a game.
+    `significant_bits` are those of each tensor's floats, 24 at most: noise is drawn in float32.
+    `largest_value` is the largest number that all floats of an update can hold; float32's at most,
+    which clients are made of. With `is_weighted`, the last number of a client's vector is its
+    weight. With `is_compiled`, rounds run in this process, without TFF's executor.
+
+    Compiled rounds read `entropy` in place of the operating system's bits. Two rounds from one
+    state have the same noise until it is renewed, as for each round of a game.
     """
 
     def __init__(

@@ -1,10 +1,9 @@
 """The server of a secure sum with noise parties, played by an audit against their code.
 
-The audit plays a server with which all devices of the group but one are in league. It removes every
-mask that it can compute, and is left with the vector of that device under the masks of the noise
-parties, then with the vector and their noise. That is what the guarantee is about: the first must
-be uniform whatever the vector is, and the second must have the noise that is claimed, of which no
-two attempts have the same.
+The audit plays a server that colludes with all devices of the group but one. It removes every mask
+that it can compute. First the vector of that device is left under the masks of the noise parties,
+then the vector with their noise. The guarantee is about these two views: the first must be uniform
+whatever the vector is, and the second must have the claimed noise, anew in each attempt.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The audit of the noise parties of a task: the server's part is played against party and ledger.
+"""Audit of a task's noise parties: it plays the server against a party and its ledger.
 
 It runs what `tff-dpftrl noise-party` runs (ledger, noise and protocol) and what a device runs, on a
-small vector. The server asks for the noise of one round after the other. One attempt it abandons
-when it has its noise, and asks for the noise of the same round again.
+small vector. The server asks for the noise of one round after the other. It abandons one attempt
+when it has the noise, and asks for the noise of the same round again.
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ def audit_noise_parties(
     num_parties: int,
     error_rate: float,
 ) -> tuple[audit_report.Finding, ...]:
-    """Audits noise parties against a server that has all devices but one in league with it.
+    """Audits noise parties against a server that colludes with all devices but one.
 
-    The findings are on what the server sees before the noise, on the noise of each attempt, and on
-    what an active server may try.
+    The findings are about what the server sees before the noise, about the noise of each attempt,
+    and about what an active server may try.
     """
     if num_rounds < _FEWEST_ROUNDS:
         return (findings.skipped("secure sum: noise parties", f"it takes {_FEWEST_ROUNDS} rounds"),)

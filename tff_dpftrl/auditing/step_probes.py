@@ -1,8 +1,8 @@
 """Exact probes of the steps of fine-tuning: a step is taken with and without a unit.
 
-Both read the same bits in place of the operating system's, and so have the same noise.
-`audit_steps` works for every way to sum clipped gradients, `ghost` included, since it looks only at
-what a step releases: the weights after a step of plain SGD, from the same weights each time.
+Both steps read the same bits instead of the operating system's, so their noise is the same.
+`audit_steps` looks only at what a step releases: the weights after a step of plain SGD, from the
+same weights each time. So it works for every way to sum clipped gradients, `ghost` included.
 """
 
 from __future__ import annotations
@@ -104,12 +104,11 @@ def audit_steps(
 ) -> audit_report.AuditReport:
     """Audits the steps of a fine-tuning run by what they release.
 
-    What one unit adds is the difference of a step with and without it from the same state, with
-    the same noise. Noise is the difference of the same step of two runs, whose sums are the
-    same. The first and the last steps are taken with units, too; those in between only without.
+    The contribution of a unit is the difference of a step with and without it, from the same state
+    and with the same noise. Noise is the difference of the same step of two runs with the same
+    sums. The first and the last steps are taken with units, too; those in between only without.
     `rows` are of more units than are summed at once, some with gradients above the clip norm.
-    `build` is called with plain SGD, and makes steps whose graphs are traced here. The claim is ε
-    of the plan.
+    `build` gets plain SGD and makes steps whose graphs are traced here. The claim is the plan's ε.
     """
     batch = _Batch(tf.nest.map_structure(np.asarray, rows), np.asarray(row_splits, np.int64))
     if batch.num_units < 1:

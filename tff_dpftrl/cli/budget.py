@@ -11,6 +11,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.cli import output
 
 if TYPE_CHECKING:
+    from tff_dpftrl.accounting import composition
     from tff_dpftrl.training import data_budget
 
 ABOVE = 3
@@ -131,10 +132,12 @@ def _as_json(budget: data_budget.Budget) -> dict[str, object]:
         "forks": [
             {
                 "folders": list(map(str, fork.folders)),
+                "num_branches": fork.num_branches,
                 "shared_rounds": fork.shared_rounds,
                 "unread": list(map(str, fork.unread)),
                 "is_choice": fork.is_choice,
                 "together": [run.to_json() for run in fork.spent],
+                "total": None if fork.total is None else dataclasses.asdict(fork.total),
             }
             for fork in budget.forks
         ],
@@ -142,33 +145,41 @@ def _as_json(budget: data_budget.Budget) -> dict[str, object]:
     }
 
 
-def _fork_in_words(fork: data_budget.Fork) -> str:
-    """Describes folders that went on from one state, and how they are charged."""
-    from tff_dpftrl.accounting import display
+_NOTHING = (
+    "nothing is promised, since one has no guarantee or their noise or samples may be the same "
+    "after they part"
+)
 
+
+def _fork_in_words(fork: data_budget.Fork) -> str:
+    """Describes folders that went on from one state, and what they cost together."""
     names = ", ".join(map(str, fork.folders))
     if fork.is_choice:
         return (
             f"{names} are copies of one choice among runs (sweep --select): nothing is promised, "
             "since the budget does not cover choices that are made twice."
         )
-    spent, *others = fork.spent
-    if others:
-        charged = "each is charged by itself"
-    elif spent.epsilon is not None and spent.delta is not None:
-        charged = f"charged as one, {display.epsilon_at(spent.epsilon, spent.delta)}"
-    else:
-        charged = (
-            "nothing is promised, since one has no guarantee or their noise or samples may be the "
-            "same after they part"
-        )
+    total = fork.total
     if fork.unread:
         unread = ", ".join(map(str, fork.unread))
+        promised = f"each is charged by itself, {_cost(total)} together" if total else _NOTHING
         return (
             f"{names} may be of one run, since their options are the same, and no ledger can be "
-            f"read in {unread} (another process may have it open): {charged}."
+            f"read in {unread} (another process may have it open): {promised}."
         )
-    return f"{names} are of one run, of which they share {fork.shared_rounds} rounds: {charged}."
+    if fork.num_branches == 1:
+        parted = f"One of them has all rounds, and they share {fork.shared_rounds} rounds"
+    else:
+        parted = f"Its {fork.num_branches} branches share {fork.shared_rounds} rounds"
+    by_itself = ", each charged by itself" if len(fork.spent) > 1 else ""
+    promised = f"{_cost(total)} together{by_itself}" if total else _NOTHING
+    return f"{names} are of one run. {parted}: {promised}."
+
+
+def _cost(total: composition.Total) -> str:
+    from tff_dpftrl.accounting import display
+
+    return f"they cost {display.epsilon_at(total.epsilon, total.delta)}"
 
 
 def _print(budget: data_budget.Budget) -> None:

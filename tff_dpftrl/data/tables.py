@@ -39,15 +39,16 @@ _MARKS = '\ufeff"'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableOptions:
-    """Options of reading a table.
+    """Options for reading a table.
 
     Attributes:
-      user_column: Name of the column of users; guessed if None.
-      text_column: Name of the column of texts; guessed if None.
-      encoding: Encoding of CSV, TSV and JSON lines, by Python's names; UTF-8 if None.
-      max_bad_rows: Largest share of the rows that may be left out because they cannot be used.
-      split: Split that is read of a folder whose files are of several, such as train.csv and
-        test.csv, or "all"; "train" if None.
+      user_column: Name of the column of users. Default: the one with a usual name.
+      text_column: Name of the column of texts. Default: the one with a usual name.
+      encoding: Python's name of the encoding of CSV, TSV and JSON lines. Default: UTF-8.
+      max_bad_rows: Largest share of unusable rows, which are left out. With more, the table is
+        refused.
+      split: Name of the split to read, or "all", in a folder with files of several splits, such
+        as train.csv and test.csv. Default: "train".
     """
 
     user_column: str | None = None
@@ -79,11 +80,7 @@ class TableOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Broken:
-    """A row that could not even be parsed.
-
-    Attributes:
-      reason: What the rows of this kind are, such as "that are not JSON".
-    """
+    """A row that could not be parsed, with a clause about rows like it: "that are not JSON"."""
 
     reason: str
 
@@ -99,12 +96,7 @@ class NoColumnError(validation.UsageError):
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Names of the two columns that are read.
-
-    Attributes:
-      user: Name of the column of users.
-      text: Name of the column of texts.
-    """
+    """Names of the two columns that are read."""
 
     user: str
     text: str
@@ -160,10 +152,9 @@ def _plain(name: str) -> str:
 
 
 class RowCheck:
-    """Check of the rows of one table, which counts those that cannot be used.
+    """Check that counts the unusable rows of one table.
 
-    Attributes:
-      co_owners: Who else owns rows that were yielded, by the first owner of these.
+    `co_owners` has the further owners of the rows that were yielded, by the first owner.
     """
 
     def __init__(
@@ -174,11 +165,7 @@ class RowCheck:
         columns: Columns | None,
         selection: owners.Selection | None = None,
     ):
-        """Starts to count.
-
-        `columns` is None for rows without names. `selection` has the rows that are used, if rows
-        may have several owners.
-        """
+        """Initialises; `columns` is None if unnamed, `selection` is for rows of many owners."""
         self._name, self._options, self._notice = name, options, notice
         self._columns, self._selection = columns, selection
         self.co_owners: dict[str, set[str]] = {}
@@ -188,10 +175,7 @@ class RowCheck:
         self._converted: dict[str, str] = {}
 
     def usable(self, rows: Iterable[Row], place: str) -> Iterator[tuple[str, tuple[str]]]:
-        """Yields user and text of the rows that can be used; of several owners, the first.
-
-        `place` comes before the number of a row in messages, such as "reviews.csv:".
-        """
+        """Yields (first) user and text of usable rows; `place` is a prefix like "reviews.csv:"."""
         for number, user, text in rows:
             self._num_rows += 1
             try:

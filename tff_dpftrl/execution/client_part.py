@@ -94,8 +94,7 @@ class ClientPart:
 class ClientFunctions:
     """Client part, traced in this process.
 
-    A client's work runs on the first GPU that TensorFlow sees, as far as it has kernels
-    there.
+    A client's work runs on the first GPU that TensorFlow sees, as far as it has kernels there.
     """
 
     def __init__(self, part: ClientPart):
@@ -205,10 +204,7 @@ class ClientFunctions:
         clients: Sequence[Sequence[tf.Tensor]],
         broadcast: Sequence[tf.Tensor],
     ) -> Tensors:
-        """Runs clients' work and adds their results to a sum, one after the other.
-
-        None is the sum of no clients.
-        """
+        """Runs clients' work and adds up the results in order; None is the sum of no clients."""
         with tf.device(CPU):
             lists = [
                 _tensor_list([values[i] for values in clients], spec.dtype)
@@ -329,9 +325,8 @@ class ThreadedClients(ClientRunner):
     def __init__(self, num_threads: int | None = None):
         """Sets up a pool, which starts its threads when they are needed.
 
-        Args:
-          num_threads: Number of chunks that are computed at the same time. If None, one more
-            than cores, because a thread that runs Python leaves its core idle.
+        `num_threads` chunks are computed at the same time. Default: one more than cores, because a
+        thread that runs Python leaves its core idle.
         """
         self._num_cores = len(os.sched_getaffinity(0)) if num_threads is None else num_threads
         if num_threads is None:

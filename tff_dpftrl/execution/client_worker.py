@@ -40,10 +40,7 @@ class Failure:
 
 
 def encode(tensors: Sequence[tf.Tensor], name: str) -> list[Any]:
-    """Encodes the leaves of a value as plain data.
-
-    A dataset that cannot leave this process is refused.
-    """
+    """Encodes the leaves of a value as plain data; refuses a dataset bound to this process."""
     return [_encode_leaf(tensor, name) for tensor in tensors]
 
 

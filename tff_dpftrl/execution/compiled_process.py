@@ -150,20 +150,11 @@ class CompiledProcess:
         clients: client_part.ClientRunner | None = None,
         entropy: entropy_lib.Repeated | None = None,
     ):
-        """Traces the parts of a round.
+        """Traces the parts of a round, with the arguments of `compile_process`.
 
-        Args:
-          round_: The round.
-          dataset_fn: Function from a client's tensors to its value, as for `compile_process`.
-          tensor_spec: Structure of `tf.TensorSpec` of those tensors; None with datasets.
-          clients: Runner of the clients; threads of this process if None.
-          entropy: For tests and audits only: bits that every round reads in place of the operating
-            system's. Rounds from one state then have the same noise, and nothing is private.
-
-        Raises:
-          ValueError: If `dataset_fn` does not make the round's values, or only one of it and
-            `tensor_spec` is given.
-          graph_function.UnsupportedGraphError: If a graph cannot be run in this way.
+        `entropy`, for tests and audits only, has bits that every round reads in place of the
+        operating system's. Rounds from one state then have the same noise, and nothing is private.
+        A graph that cannot be run in this way raises `graph_function.UnsupportedGraphError`.
         """
         _check_pair(dataset_fn, tensor_spec)
         # The round itself is not kept: it holds the initial weights, several times.

@@ -21,13 +21,7 @@ _WORKER = "/tensorflow_federated/data/worker_binary"
 
 @contextlib.contextmanager
 def local() -> Iterator[tff_names.SyncContext]:
-    """Runs computations in one worker process on this machine, TFF's default.
-
-    It has no secure sums.
-
-    Yields:
-      TFF's context.
-    """
+    """Runs computations in one worker process on this machine, TFF's default; no secure sums."""
     with _entered(tff_names.create_sync_local_cpp_execution_context()) as context:
         yield context
 
@@ -36,12 +30,8 @@ def local() -> Iterator[tff_names.SyncContext]:
 def secure_sum_simulation() -> Iterator[tff_names.SyncContext]:
     """Runs computations in one local worker process that simulates secure sums.
 
-    The results are those of a secure sum, but the worker computes them in the clear,
-    without cryptography: for simulations only, where the operator holds the clients' data
-    anyway.
-
-    Yields:
-      TFF's context.
+    The results are those of a secure sum, but the worker computes them in the clear, without
+    cryptography: for simulations only, where the operator holds the clients' data anyway.
     """
     with _entered(tff_names.create_sync_test_cpp_execution_context()) as context:
         yield context

@@ -28,9 +28,8 @@ VARIANT = tf.TensorSpec([], tf.variant)
 class Structure(abc.ABC):
     """Containers of a value, and what is known of the tensors in them.
 
-    Attributes:
-      labels: Path of each tensor, such as "train/loss"; "" if the value is a tensor itself.
-      specs: Shape and dtype of each tensor; a dataset is a scalar variant.
+    `labels` has the path of each tensor, such as "train/loss"; "" if the value is a tensor itself.
+    `specs` has shape and dtype of each; a dataset is a scalar variant.
     """
 
     labels: tuple[str, ...]
@@ -99,7 +98,7 @@ class Nest(Structure):
 
 
 class SecureSum(NamedTuple):
-    """Sum of one tensor over clients, of integers.
+    """Sum of one tensor of integers over clients.
 
     It has either the largest entry that a client may send, or a modulus.
     """

@@ -42,8 +42,7 @@ class UnsupportedGraphError(validation.UsageError):
 class GraphFunction:
     """Serialized GraphDef with the names of its inputs and outputs, and the specs of the former.
 
-    Variables and tables in it belong to one call. `initialize_op` is the operation that initialises
-    variables, or "".
+    Variables and tables in it belong to one call. `initialize_op` sets up the variables, or is "".
     """
 
     graph: bytes

@@ -180,8 +180,7 @@ def _as_numpy(leaf: Any) -> Any:
 def spread(type_spec: tff_names.Type, over: tff_names.Type) -> list[int]:
     """Finds the leaf of `type_spec` that stands for each leaf of `over`, by position.
 
-    A leaf of `type_spec` stands for all leaves of `over` in its place, as one modulus does for
-    a sum of several tensors.
+    One leaf stands for all leaves in its place, as one modulus does for a sum of several tensors.
     """
     position = iter(range(len(specs(type_spec))))
 

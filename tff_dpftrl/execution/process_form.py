@@ -147,10 +147,7 @@ def _limited(
 
 
 def graph_of(computation: tff_names.Computation) -> graph_function.GraphFunction:
-    """Returns the graph of a TensorFlow computation.
-
-    One of another kind is refused (`graph_function.UnsupportedGraphError`).
-    """
+    """Returns a TensorFlow computation's graph; refuses others (`UnsupportedGraphError`)."""
     return _graph_and_values(computation, [])[0]
 
 

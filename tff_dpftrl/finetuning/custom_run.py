@@ -96,7 +96,8 @@ class Model:
       statistics: Names of the layers, or of other parts of `row_losses`, that keep statistics or
         words of data, such as a mean or a vocabulary. `trained_on` must say of which data.
       variables: Variables of a Keras model with the initial weights, which the steps update in
-        place; if there are none, the steps have variables of their own.
+        place; if there are none, the steps have variables of their own. After an error they have
+        the initial weights.
     """
 
     row_losses: clipped_sums.RowLosses
@@ -430,7 +431,12 @@ def finetune(
         _check_is_the_same(begun, known, output)
         return prepare(begun)
 
-    results = run_lib.train(output, begun, lambda: prepare(known), prepare_begun, progress)
+    try:
+        results = run_lib.train(output, begun, lambda: prepare(known), prepare_begun, progress)
+    except BaseException:
+        for variable, weight in zip(model.variables, weights, strict=False):
+            variable.assign(weight)  # What a step left that is not committed is nobody's to see.
+        raise
     if clipped_sum.way is None:
         return results
     return dataclasses.replace(

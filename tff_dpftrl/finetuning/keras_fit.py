@@ -210,9 +210,6 @@ def private_fit(
             deterministic_noise_seed=privacy.deterministic_noise_seed,
             progress=progress,
         )
-    except BaseException:
-        assign(made.weights)  # What a step left that is not committed is nobody's to see.
-        raise
     finally:
         for variable, value in zip(state, state_before, strict=True):
             variable.assign(value)

@@ -71,15 +71,13 @@ class _DpFtrl(optimizers.Optimizer):
 def build_dp_ftrl_optimizer(learning_rate: float, momentum: float = 0.0) -> optimizers.Optimizer:
     """Builds the DP-FTRL server optimizer (Kairouz et al. 2021, Algorithm 1).
 
-    With updates g_t, prefix sums s_t = g_0 + ... + g_t and v_t = momentum ·
-    v_{t−1} + s_t, the weights after round t are θ⁰ − learning_rate · v_t. These are
-    the weights of `optimizers.sgdm` with the same arguments, up to rounding.
+    With updates g_t, prefix sums s_t = g_0 + ... + g_t and v_t = momentum · v_{t−1} + s_t, the
+    weights after round t are θ⁰ − learning_rate · v_t. These are the weights of `optimizers.sgdm`
+    with the same arguments, up to rounding.
 
-    θ⁰ are the weights that the first step is applied to. Weights that are set
-    from outside after it have no effect on later steps. A changed learning rate
-    applies to the whole sum, unlike in SGD.
-
-    The state holds two copies of the model, three with momentum.
+    θ⁰ are the weights that the first step is applied to. Weights set from outside after it have no
+    effect on later steps. A changed learning rate applies to the whole sum, unlike in SGD. The
+    state holds two copies of the model, three with momentum.
     """
     return _DpFtrl(
         validation.positive("learning_rate", learning_rate),

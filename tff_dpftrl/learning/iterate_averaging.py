@@ -61,15 +61,13 @@ class _IterateAveraging(optimizers.Optimizer):
 def average_iterates(optimizer: optimizers.Optimizer, decay: float) -> optimizers.Optimizer:
     """Makes a server optimizer keep the exponential moving average of its models.
 
-    Training does not change: clients receive the model of the last round. The average is in
-    the optimizer's state under `AVERAGE`. It is computed from models that are released anyway,
-    so that it costs no privacy, and evens out the noise of single rounds (De et al. 2022,
-    "Unlocking high-accuracy differentially private image classification through scale").
+    Training does not change: clients receive the model of the last round. The average is in the
+    optimizer's state under `AVERAGE`. It is computed from models that are released anyway, so that
+    it costs no privacy, and evens out the noise of single rounds (De et al. 2022, "Unlocking
+    high-accuracy differentially private image classification through scale").
 
-    The average after round t has the weights of round s in proportion to decay^(t − s), with
-    no share of the initial model.
-
-    The decay is in (0, 1); 0.95 averages about the last 20 rounds. The state holds one more copy of
-    the model.
+    The average after round t has the weights of round s in proportion to decay^(t − s), with no
+    share of the initial model. The decay is in (0, 1); 0.95 averages about the last 20 rounds. The
+    state holds one more copy of the model.
     """
     return _IterateAveraging(optimizer, validation.number("decay", decay, above=0, below=1))

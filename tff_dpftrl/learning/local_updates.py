@@ -105,11 +105,7 @@ def iterate(step: Callable[[Any, Any], Any], batches: tf.data.Dataset, initial: 
 
 
 class LocalUpdate(abc.ABC):
-    """Computation of one client's update.
-
-    Attributes:
-      counts_rounds: Whether it depends on the index of the round.
-    """
+    """Computation of one client's update; `counts_rounds` if it depends on the round's index."""
 
     counts_rounds = True
 
@@ -125,7 +121,7 @@ class LocalUpdate(abc.ABC):
         """Computes the update.
 
         Args:
-          model: The model.
+          model: Model to train.
           weights: Its weights, with the attributes `trainable` and `non_trainable`.
           batches: The client's batches.
           round_index: Index of the round, an int64 scalar.

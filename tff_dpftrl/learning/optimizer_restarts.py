@@ -54,11 +54,10 @@ def _without_round(state: Any) -> collections.OrderedDict[str, Any]:
 
 
 def restart_at(optimizer: optimizers.Optimizer, rounds: Sequence[int]) -> optimizers.Optimizer:
-    """Makes a server optimizer reset its momentum and moments to zero in some rounds.
+    """Makes a server optimizer reset momentum and moments to zero before the steps of some rounds.
 
-    For runs whose noise restarts. It only post-processes noised values: no cost in privacy.
-
-    It is reset before the step of these rounds, which count from 0.
+    Rounds count from 0. For runs whose noise restarts. It only post-processes noised values: no
+    cost in privacy.
     """
     if not rounds:
         raise validation.UsageError(

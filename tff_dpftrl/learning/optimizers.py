@@ -101,7 +101,7 @@ def zeros(specs: Any) -> Any:
 
 
 def dense_gradients(weights: Any, gradients: Any) -> Any:
-    """Makes tensors of gradients as a `tf.GradientTape` has them.
+    """Makes tensors of gradients of a `tf.GradientTape`.
 
     They may be tensors, `tf.IndexedSlices` or None, which counts as zero, of the shapes and dtypes
     of the weights.

@@ -36,7 +36,7 @@ class ModelWeights(NamedTuple):
 class LearningState(NamedTuple):
     """State of the server between rounds. Secret: the aggregator's part reveals the noise.
 
-    `client_work` is the index of the next round, int64; () if clients do not depend on it.
+    `client_work` is the next round's index, int64; () if clients do not depend on it.
     """
 
     global_model_weights: Any

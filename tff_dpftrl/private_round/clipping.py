@@ -144,11 +144,7 @@ class Clipping(abc.ABC):
 
     @property
     def constant_norm(self) -> float:
-        """The clip norm S, which must be the same in all rounds.
-
-        Raises:
-          ValueError: If it changes with the round.
-        """
+        """The clip norm S, which must be the same in all rounds; else raises `ValueError`."""
         if not isinstance(self.clip_norm, float):
             raise validation.UsageError(
                 "clipping must have one clip norm for all rounds: DP-FTRL's noise of different "

@@ -29,9 +29,8 @@ _NORM_MARGIN = 1e-5
 def scale_and_clip(x: tf.Tensor, clip_norm: float, scaled_clip_norm: float) -> tf.Tensor:
     """Scales a vector by `scaled_clip_norm / clip_norm` and clips its L2 norm.
 
-    No square overflows or underflows, whatever the magnitude of the entries.
-
-    An entry of the float32 vector that is not finite makes it zero.
+    No square overflows or underflows, whatever the magnitude of the entries. An entry of the
+    float32 vector that is not finite makes it zero.
     """
     largest = tf.maximum(tf.reduce_max(tf.abs(x)), _SMALLEST_NORMAL)
     unit = x / largest

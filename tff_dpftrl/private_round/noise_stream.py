@@ -85,10 +85,9 @@ class NoiseStream:
     def initial_buffer(self) -> tf.Tensor | tuple[()]:
         """Returns the buffer before the first round; an empty tuple if nothing is ever kept.
 
-        One tensor for all tensors of the model: TFF copies its state several times a
-        round, once more for every level of nesting.
-
-        Its shape is [number of buffers, number of coordinates].
+        It is one tensor for all tensors of the model, of shape [number of buffers, number of
+        coordinates]: TFF copies its state several times a round, once more for every level of
+        nesting.
         """
         num_buffers = self._kernel.num_buffers
         shape = [num_buffers, sum(self._sizes)]
@@ -171,10 +170,7 @@ class NoiseStream:
         round_index: tf.Tensor,
         executed: tf.Tensor,
     ) -> tf.Tensor:
-        """Returns the noise of one tensor in one round, if the stream `is_separable`.
-
-        It has the same bits as `next` has for it.
-        """
+        """Returns one tensor's noise with the bits of `next`, if the stream `is_separable`."""
         with tf.device("CPU:0"):  # As in `next`.
             block, t = self._at(round_index)
             draw = self._draws(executed, block, position, shape.num_elements())

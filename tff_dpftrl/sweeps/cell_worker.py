@@ -1,8 +1,8 @@
 """A process that runs cells one after another, so that it imports TensorFlow once.
 
-It reads one line of JSON for each cell: the command line of a Python program, and the file that
-receives what it prints. It answers with a line that has the program's exit status, and ends with
-its input, after a program that failed, and when it has become large.
+It reads one line of JSON for each cell: the command line of a Python program, and the file for the
+program's output. It answers with a line that has the exit status. It ends with its input, after a
+program that failed, and when it has become large.
 """
 
 from __future__ import annotations

@@ -18,12 +18,10 @@ _LONGEST_NAME = 180  # File systems allow 255 bytes.
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One run of a sweep.
+    """One run of a sweep, with the values of the axes by option.
 
-    Attributes:
-      values: Values of the axes by option. With the mechanism 'none', the options of the
-        noise are left out.
-      config: Options of the run, of the class that its kind has; files have absolute paths.
+    With the mechanism 'none', the options of the noise are left out. `config` is of the class that
+    the kind of runs has; its files have absolute paths.
     """
 
     values: Mapping[str, axes_lib.Value]

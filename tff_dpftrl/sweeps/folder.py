@@ -219,12 +219,7 @@ def _try_lock(descriptor: int) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """The end of the last process of a cell.
-
-    Attributes:
-      status: Exit status, 0 if the cell is finished.
-      last_line: Last line that the process printed, if it failed.
-    """
+    """End of the last process of a cell: exit status (0: finished), and last line if it failed."""
 
     status: int
     last_line: str = ""

@@ -41,10 +41,7 @@ def check(cells: Sequence[cells_lib.Cell]) -> dict[str, str]:
 
 
 def first_error(configs: Sequence[language_config.TextConfig]) -> dict[str, int | str] | None:
-    """Finds the first config that cannot be run: its index ("cell") and the message ("error").
-
-    None if all configs can be run.
-    """
+    """Returns index ("cell") and message ("error") of the first config that cannot run, or None."""
     check_text = kinds.of(configs[0]).text_check()
     for index, config in enumerate(configs):
         try:

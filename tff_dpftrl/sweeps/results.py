@@ -36,8 +36,6 @@ class CellResult:
     """The results of a cell so far.
 
     Attributes:
-      cell: Cell of the sweep.
-      state: State of the cell.
       failure: Last line of a cell that failed; empty if it did not.
       rows: Metrics of the committed rounds.
       epsilon: ε of the privacy statement; None without a guarantee, or before the end.
@@ -124,12 +122,7 @@ def _json(folder: pathlib.Path, name: str) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """The finished cells that differ in their seed only.
-
-    Attributes:
-      values: Values of the axes without the seed.
-      results: Results of the cells.
-    """
+    """Finished cells that differ in their seed only, with the values of the other axes."""
 
     values: Mapping[str, axes_lib.Value]
     results: Sequence[CellResult]

@@ -57,11 +57,7 @@ def flags(config: language_config.TextConfig) -> list[str]:
 
 
 class Interruption:
-    """A recorder of Ctrl-C and SIGTERM in place of their handlers.
-
-    Attributes:
-      signals: Numbers of the signals that came, in their order.
-    """
+    """Recorder of Ctrl-C and SIGTERM in place of their handlers, with their numbers in order."""
 
     def __init__(self):
         self.signals: list[int] = []

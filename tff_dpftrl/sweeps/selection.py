@@ -66,14 +66,10 @@ _REFUSED = {
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """A choice among runs that has been planned.
+    """Choice among runs that has been planned, with its δ and the distribution of their number.
 
-    Attributes:
-      score_text: Name of the public text by which models are scored, or `METRICS`.
-      num_runs: Distribution of the number of runs.
-      delta: δ of the choice.
-      plan: ε of the choice, and what each run is planned for.
-      drawn: Index of the cell of each run.
+    Models are scored by the public text `score_text`, or by `METRICS`. `plan` has ε of the choice,
+    and what each run is planned for. `drawn` has the index of the cell of each run.
     """
 
     score_text: str
@@ -103,8 +99,8 @@ class Selection:
 def num_runs(mean: float | None = None, largest: int | None = None) -> selection_lib.NumRuns:
     """Returns the distribution of the number of runs.
 
-    `mean` is the expected number without the limit, 10 by default; `largest` is five times the mean
-    by default.
+    `mean` is the expected number without the limit. Default: 10. `largest` is the limit. Default:
+    five times the mean.
     """
     mean = _MEAN if mean is None else mean
     if largest is None:

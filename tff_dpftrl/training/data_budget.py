@@ -34,11 +34,13 @@ class Fork:
     Attributes:
       folders: The folders. One whose rounds are all in another one, too, costs nothing, unless its
         statement has an evaluation, which may have been made again, or states more.
-      shared_rounds: Number of rounds that all of them share; None if it is not known.
+      shared_rounds: Number of rounds that the branches share, and all folders if there is only one
+        branch; None if it is not known.
       spent: What all have spent together, to be composed. An entry without a guarantee says that
         their noise, or secret samples, may be the same after they part.
       unread: Folders whose ledgers are not readable: by their options they may be copies.
       is_choice: Whether they are copies of one choice among runs, which may have been made twice.
+      num_branches: Number of folders that cost something; None if it is not known.
     """
 
     folders: tuple[pathlib.Path, ...]
@@ -46,6 +48,12 @@ class Fork:
     spent: tuple[composition.Spent, ...]
     unread: tuple[pathlib.Path, ...] = ()
     is_choice: bool = False
+    num_branches: int | None = None
+
+    @property
+    def total(self) -> composition.Total | None:
+        """Cost of all of them together; None if nothing is promised."""
+        return composition.compose(self.spent)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,8 +242,11 @@ def _fork(
     rhos = [run.rho_zcdp for run in runs if run.rho_zcdp is not None]
     is_one = len(apart) == 1 or len(rhos) == len(apart)  # Else samples may be the same.
     are_independent = len(charged) == 1 or (is_one and _have_fresh_noise(charged))
+    of_branches = [states[folder] for folder in charged] if len(charged) > 1 else states.values()
+    shared_rounds, num_branches = _shared_rounds(of_branches), len(charged)
     if not are_independent or any(spent[folder].epsilon is None for folder in states):
-        return Fork(tuple(states), _shared_rounds(states.values()), _nothing(runs[0]))
+        nothing = _nothing(runs[0])
+        return Fork(tuple(states), shared_rounds, nothing, num_branches=num_branches)
     if len(apart) > 1:
         fork_at = _shared_rounds(states[folder] for folder in apart)
         rho = _joint_rho(apart, rhos, fork_at)
@@ -244,7 +255,7 @@ def _fork(
             epsilon = gaussian.epsilon(gaussian.mu_from_rho(rho), delta)
             runs = [dataclasses.replace(runs[0], delta=delta, epsilon=epsilon, rho_zcdp=rho)]
     runs += [spent[folder] for folder in besides]
-    return Fork(tuple(states), _shared_rounds(states.values()), tuple(runs))
+    return Fork(tuple(states), shared_rounds, tuple(runs), num_branches=num_branches)
 
 
 def _shared_rounds(states: Iterable[tuple[str, ...]]) -> int:
@@ -254,7 +265,7 @@ def _shared_rounds(states: Iterable[tuple[str, ...]]) -> int:
 def _covers(
     longer: pathlib.Path, copy: pathlib.Path, spent: dict[pathlib.Path, composition.Spent]
 ) -> bool:
-    """Returns whether a copy with no round of its own has released no more than the longer run.
+    """Returns whether a copy without rounds of its own has released no more than the longer run.
 
     Its evaluations may have been made again, with noise of their own.
     """

@@ -92,38 +92,38 @@ class TextConfig:
         "data",
     )
     user_column: str | None = option(
-        None, "Tables: column of users; if not given, the one with a usual name.", "data"
+        None, "Tables: name of the column of users. Default: the one with a usual name.", "data"
     )
     text_column: str | None = option(
-        None, "Tables: column of texts; if not given, the one with a usual name.", "data"
+        None, "Tables: name of the column of texts. Default: the one with a usual name.", "data"
     )
     encoding: str | None = option(
-        None, "CSV, TSV and JSON lines: encoding such as latin-1; UTF-8 if not given.", "data"
+        None, "CSV, TSV and JSON lines: encoding, such as latin-1. Default: UTF-8.", "data"
     )
     max_bad_rows: float = option(
         0.01,
-        "Tables: largest share of the rows that may be left out because they have no user, no "
-        "text, or are damaged. They are counted and named.",
+        "Tables: largest share of rows that may be left out because they have no user or text, or "
+        "are damaged. Such rows are counted and named.",
         "data",
         0.0,
     )
     split: str | None = option(
         None,
-        "Tables in a folder whose files are of several splits, such as train.csv and test.csv, as "
-        "data sets of Hugging Face are: the split to read, or all; train if not given.",
+        "Tables in a folder with files of several splits, such as train.csv and test.csv, as in "
+        "data sets of Hugging Face: name of the split to read, or all. Default: train.",
         "data",
     )
     pretokenized: bool = option(
         False,
-        "The texts of the files are words separated by white space already, as in TFF's Stack "
-        "Overflow, and are not split further.",
+        "Take texts as words that are already separated by white space, as in TFF's Stack "
+        "Overflow, and do not split them further.",
         "data",
     )
     sqlite_text_feature: str = option(
-        "tokens", "SQLite: name of the feature of an example that holds its text.", "data"
+        "tokens", "SQLite: name of the feature that holds an example's text.", "data"
     )
     sqlite_split: str | None = option(
-        None, "SQLite: read only this split; all of them if not given.", "data"
+        None, "SQLite: name of the only split to read. Default: all splits.", "data"
     )
     max_users: int | None = option(
         None,
@@ -134,7 +134,7 @@ class TextConfig:
     train_on_test_users: bool = option(
         False,
         "Also train on the users who are otherwise kept for a test of your own: one in ten, by a "
-        "hash of the id. One in ten more is held out in any case.",
+        "hash of the id. Another one in ten is always held out.",
         "data",
     )
 
@@ -214,7 +214,7 @@ class LanguageConfig(TextConfig):
     lower_case: bool = option(
         True, "Lower-case the text; a checkpoint's tokenizer.json says itself what it does.", "data"
     )
-    sequence_length: int = option(20, "Tokens in a training sequence.", "data", 1)
+    sequence_length: int = option(20, "Number of tokens in a training sequence.", "data", 1)
 
     model: Model = option(
         "word-lstm",
@@ -240,8 +240,8 @@ class LanguageConfig(TextConfig):
 
     initial_weights: str | None = option(
         None,
-        "Folder of a model to begin with, from `tff-dpftrl pretrain`, or from an earlier run, "
-        "whose users this run's statement then does not cover. Default: random weights.",
+        "Folder of a model to begin with, from `tff-dpftrl pretrain` or an earlier run. This run's "
+        "statement then does not cover the earlier run's users. Default: random weights.",
         "model",
     )
 

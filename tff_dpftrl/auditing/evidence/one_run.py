@@ -133,9 +133,9 @@ def _halved(low: float, high: float, is_refused: Callable[[float], bool]) -> flo
 
 
 def guess(scores: np.ndarray, present: np.ndarray, guesses: int) -> Guesses:
-    """Guesses "took part" of the highest scores and "did not" of the lowest.
+    """Guesses "took part" of the highest scores and "did not" of the lowest, half of them each.
 
-    Half of the guesses are of each kind. Their number must not be chosen by `present`.
+    The number of guesses must not be chosen by `present`.
     """
     scores, present = np.asarray(scores, float), np.asarray(present)
     if scores.ndim != 1 or scores.shape != present.shape or present.dtype != bool:
@@ -208,9 +208,8 @@ def _numbers(canaries: int) -> list[int]:
 class Estimate:
     """Estimate from one run, which may be above or below the truth.
 
-    Attributes:
-      mu: Difference of the mean statistics over their root mean square deviation.
-      epsilon: ε at δ between two Gaussians that are fitted to the statistics.
+    `mu` is the difference of the mean statistics over their root mean square deviation, `epsilon` ε
+    at δ between two Gaussians that are fitted to the statistics.
     """
 
     mu: float

@@ -1,7 +1,7 @@
 """The noise of all rounds, or steps, of one run against what is claimed of it.
 
-It takes vectors of noise alone, one after the other, and keeps some of their coordinates only:
-so models may be large, and runs long.
+It takes one vector of noise after another, and keeps only some of their coordinates. So models may
+be large, and runs long.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class RunNoise:
         error_rate: float,
         rounding: np.ndarray | None = None,
     ):
-        """Initialises it.
+        """Initialises the test of the claimed covariance over rounds.
 
-        The covariance over rounds is the claimed one. `error_rate` is the largest chance that any
-        finding is wrongly "violated"; `rounding` is the largest one of each coordinate.
+        `error_rate` is the largest chance that any finding is wrongly "violated". `rounding` is the
+        largest rounding error of each coordinate.
         """
         sizes = [size for size in sizes if size]
         begins = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(int)

@@ -15,11 +15,9 @@ class Transcripts:
 
     If the claim is true, a trial's numbers are `clip_norm · [present and t in pattern]` plus
     Gaussian noise of the claimed covariance over the rounds, independent of other trials'.
-
-    Attributes:
-      released: Noised sums before any division, projected on the unit direction of the trial's
-        canary, float64, shape [trials, rounds].
-      present: Whether the canary took part, bool, shape [trials].
+    `released` has the noised sums before any division, projected on the unit direction of the
+    trial's canary: float64, shape [trials, rounds]. `present` says whether the canary took part:
+    bool, shape [trials].
     """
 
     released: np.ndarray

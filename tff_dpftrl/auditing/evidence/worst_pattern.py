@@ -19,11 +19,9 @@ _ROUNDING = 1e-9
 class Pattern:
     """Participation pattern of one client that a schema allows, in increasing rounds.
 
-    Attributes:
-      signs: +1 or −1 for each of `rounds`: whether the canary sends its direction or the opposite
-        one. All +1 unless CᵀC has negative entries between these rounds.
-      norm: ‖C u‖ for contributions u of norm 1; times clip norm over noise standard deviation it is
-        μ.
+    `signs` has +1 or −1 for each round: whether the canary sends its direction or the opposite one.
+    All are +1 unless CᵀC has negative entries between these rounds. `norm` is ‖C u‖ for
+    contributions u of norm 1; times clip norm over noise standard deviation it is μ.
     """
 
     rounds: tuple[int, ...]

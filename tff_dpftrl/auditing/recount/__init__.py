@@ -1,6 +1,6 @@
 """A recount of a run: everything that its statement says, derived again from its records.
 
-It is not the code that wrote them: files are read with `json`, `sqlite3` and NumPy, participation
-is counted, sensitivities and ε are computed, and fingerprints are taken here. Shared are the ε of
-`bins` and `b-min-sep` sampling, which `accounting` computes, and the statement's sentences.
+This code is separate from the code that wrote the records. It reads files with `json`, `sqlite3`
+and NumPy, counts participation, computes sensitivities and ε, and takes fingerprints. It shares
+only the statement's sentences and the ε of `bins` and `b-min-sep` sampling, from `accounting`.
 """

@@ -33,12 +33,9 @@ class Schema(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Bounds of a squared sensitivity for clip norm 1.
+    """Bounds of a squared sensitivity for clip norm 1, with their method in words.
 
-    Attributes:
-      lower: Squared norm that an allowed pattern of participation reaches.
-      upper: Squared norm that no pattern exceeds; inf if it was not computed.
-      how: Method of the bounds, in words.
+    An allowed pattern of participation reaches `lower`. None exceeds `upper`: inf if not computed.
     """
 
     lower: float
@@ -47,11 +44,7 @@ class Bounds(NamedTuple):
 
 
 class UnknownMechanismError(validation.UsageError):
-    """A strategy is of a mechanism that this package does not have.
-
-    Attributes:
-      mechanism: Name of the mechanism.
-    """
+    """A strategy is of a mechanism, with this name, that this package does not have."""
 
     def __init__(self, mechanism: str):
         super().__init__(f"The mechanism {mechanism!r} is not known to the recount.")
@@ -59,10 +52,7 @@ class UnknownMechanismError(validation.UsageError):
 
 
 def strategy_matrix(parameters: Mapping[str, Any], num_rounds: int) -> np.ndarray:
-    """Computes the dense strategy matrix C by the definition of the mechanism.
-
-    It has shape [n, n]; of a tree it has one row for each completed node.
-    """
+    """Computes the dense C, [n, n], by definition; a tree has one row per completed node."""
     mechanism = parameters["mechanism"]
     if mechanism == "restarted":
         starts = [start for start in parameters["starts"] if start < num_rounds]

@@ -132,10 +132,7 @@ def _secrets(run: records.Records) -> Iterator[tuple[str, tuple[bytes, ...]]]:
 
 
 def _parts(path: pathlib.Path, overlap: int) -> Iterator[bytes]:
-    """Yields the bytes of a file, and those of its members if it is an archive, in parts.
-
-    A part begins with the last `overlap` bytes of the part before.
-    """
+    """Yields a file's bytes, and an archive's members, in parts that share `overlap` bytes."""
     with path.open("rb") as file:
         yield from _overlapping(file, overlap)
     if zipfile.is_zipfile(path):
@@ -277,10 +274,9 @@ def no_figures(
 def holds_figures(
     folder: pathlib.Path, names: Iterable[str], figures: set[tuple[str, str]]
 ) -> tuple[list[str], int]:
-    """Looks for figures in files of text.
+    """Looks for figures, pairs of a column and a value as written, in files of text.
 
-    A figure is a column and one of its values, as it is written. Returns a clause for each column
-    with a value in a file, and the number of files that exist.
+    Returns a clause for each column with a value in a file, and the number of files that exist.
     """
     wrong, looked_at = [], 0
     for path in filter(pathlib.Path.is_file, map(folder.joinpath, names)):

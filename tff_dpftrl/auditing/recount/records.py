@@ -49,10 +49,7 @@ class Ledger:
     clients: dict[int, tuple[bytes, int, int | None]]
 
     def turns(self) -> dict[int, list[int]]:
-        """Returns the rounds in which each client participated, in order.
-
-        A client that was asked counts, unless the ledger says that it did not contribute.
-        """
+        """Returns each client's rounds, in order: those that asked it, unless it was dropped."""
         by_client: dict[int, list[int]] = {}
         for t in sorted(self.asked):
             for client in set(self.asked[t]) - set(self.dropped.get(t, ())):
@@ -68,12 +65,9 @@ class Ledger:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tensor:
-    """A tensor of a state, which may be larger than what should be in memory.
+    """Tensor of a state, which may be larger than what should be in memory.
 
-    Attributes:
-      dtype: Its type.
-      shape: Its shape.
-      parts: Function that yields the entries in C order, as one-dimensional arrays.
+    `parts` yields the entries in C order, as one-dimensional arrays.
     """
 
     dtype: np.dtype
@@ -99,11 +93,9 @@ class Tensor:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A state of the run.
+    """State of the run, with the path of its file.
 
-    Attributes:
-      path: File of the state.
-      tensors: Pairs of a tensor's path in the state and the tensor, in the order of the file.
+    `tensors` has pairs of a path in the state and a tensor, in the order of the file.
     """
 
     path: pathlib.Path
@@ -131,7 +123,6 @@ class Records:
     """The records of a run.
 
     Attributes:
-      folder: Folder of the run.
       public: Content of `config.json`.
       manifest: Content of `private/manifest.json`; None, like all below, without the file.
       ledger: Rows of `private/ledger.sqlite`.
@@ -206,10 +197,7 @@ class Records:
 
 
 def read(folder: pathlib.Path) -> Records:
-    """Reads the records of a run; nothing in the folder is changed.
-
-    A folder that another process has open is refused.
-    """
+    """Reads the records of a run, without a change; a folder open elsewhere is refused."""
     path = folder / "config.json"
     if not path.is_file():
         raise validation.UsageError(

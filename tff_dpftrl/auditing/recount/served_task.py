@@ -51,13 +51,11 @@ _NOT_READ += ("counts.csv",)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TaskRecords(records.Records):
-    """The records of a served task, in the form that the checks of runs take.
+    """Records of a served task, in the form that the checks of runs take.
 
-    Attributes:
-      task: Folder of the task, its signatures verified.
-      rows: Rows of the store; None if they were not handed over.
-      others: ρ that other tasks of the population had spent, by name.
-      state: State of the last commit; None without `rows`.
+    The signatures of the folder `task` are verified. `rows` are those of the store; None if they
+    were not handed over. `others` has ρ that other tasks of the population had spent, by name.
+    `state` is that of the last commit; None without `rows`.
     """
 
     task: task_folder.TaskFolder | None = None
@@ -95,10 +93,7 @@ class TaskRecords(records.Records):
 
 
 def read(folder: pathlib.Path) -> TaskRecords:
-    """Reads the records of a task from the folder of its report.
-
-    A task that was changed after it was signed is refused.
-    """
+    """Reads a task's records from its report's folder; refuses one changed since it was signed."""
     task = task_folder.read(folder / task_records.TASK)
     if task.terms.kind == "evaluation":
         raise validation.UsageError(

@@ -78,168 +78,188 @@ class TaskConfig(config_lib.TrainingConfig):
 
     noise: learning_options.NoiseGenerator = _option(
         "secure",
-        "Generator of the noise, the server's or the noise parties': 'secure' for AES-256 in "
-        "counter mode, with Gaussians that are rounded without error and added on a grid, safe "
-        "from attacks on floating point; or 'philox', which is faster.",
+        "Generator of the noise, for the server and for noise parties. 'secure': AES-256 in "
+        "counter mode. Its Gaussians are rounded without error and added on a grid, safe from "
+        "attacks on floating point. 'philox': faster.",
         "privacy",
     )
-    population: str = _option("", "Name of the devices that take part; must be given.", _GROUP)
-    task: str = _option("", "Name of the task; that of its folder if not given.", _GROUP)
+    population: str = _option("", "Name of the population of devices. Required.", _GROUP)
+    task: str = _option("", "Name of the task. Default: the name of its folder.", _GROUP)
     num_devices: int | None = _option(
         None,
-        "Number of devices in the population, at least; must be given. How seldom each takes part, "
+        "Least number of devices in the population. Required. How seldom each device takes part, "
         "and what δ means, follow from it.",
         _GROUP,
         1,
     )
     over_selection: float = _option(
-        1.3, "Devices chosen for each report of the goal; some will not report.", _GROUP, 1.0
+        1.3,
+        "Number of devices that are chosen for each report of the goal. Above 1, because some "
+        "devices will not report.",
+        _GROUP,
+        1.0,
     )
     least_fraction: float = _option(
-        0.8, "Share of the goal that is enough when time is over.", _GROUP, 0.0
+        0.8,
+        "Share of the goal with which a round still succeeds when its time is over.",
+        _GROUP,
+        0.0,
     )
     selection_timeout: float = _option(
-        600.0, "Longest time until a round begins with fewer devices, in seconds.", _GROUP, 0.0
+        600.0, "Seconds after which a round begins with fewer devices.", _GROUP, 0.0
     )
-    reporting_timeout: float = _option(600.0, "Seconds that devices have to report.", _GROUP, 0.0)
+    reporting_timeout: float = _option(
+        600.0, "Seconds that the devices of a round have to report.", _GROUP, 0.0
+    )
     exchange_timeout: float = _option(
-        10.0, "Seconds that parts of the server wait for each other.", _GROUP, 0.0
+        10.0, "Seconds that the parts of the server wait for each other.", _GROUP, 0.0
     )
     devices_per_aggregator: int = _option(
-        500, "Devices whose reports are summed by one Aggregator.", _GROUP, 1
+        500, "Number of devices whose reports one Aggregator sums.", _GROUP, 1
     )
     pipelined: bool = _option(
         False,
-        "Choose devices of the next round while one reports: quicker where there are many times "
-        "more devices than a round takes.",
+        "Choose the devices of the next round while one round reports. This is quicker if there "
+        "are many times more devices than a round takes.",
         _GROUP,
     )
     weight: float = _option(
-        1.0, "Share of the rounds, relative to the population's other tasks.", _GROUP, 0.0
+        1.0, "Weight of the task in the share of rounds among the population's tasks.", _GROUP, 0.0
     )
     min_sep_hours: float = _option(
-        0.0, "Hours that a device rests after it took part, besides min_sep rounds.", _GROUP, 0.0
+        0.0,
+        "Hours that a device rests after it took part, in addition to min_sep rounds.",
+        _GROUP,
+        0.0,
     )
     update_bits: int = _option(
         ROUNDED_BITS,
-        "Bits of a weight in a report in the clear: 16, rounded by the device such that no update "
-        "gets longer, so that the guarantee stays; or 64, as computed, which counts always have. "
-        "Secure sums have secagg_bits.",
+        "Number of bits of each weight in a report in the clear. 16: the device rounds such that "
+        "no update gets longer, so the guarantee stays. 64: values as computed; counts always have "
+        "64. Secure sums have secagg_bits instead.",
         _GROUP,
     )
     order_statistics: bool = _option(
         False,
         "Record median, p10 and p90 of the devices' loss, accuracy, number of sequences and "
-        "seconds of work in each round: exact figures, which ε does not cover. Devices report the "
-        "bucket of each, and only sums of buckets are used.",
+        "seconds of work in each round. These figures are exact, and ε does not cover them. "
+        "Devices report the bucket of each figure, and only sums of buckets are used.",
         _GROUP,
     )
-    collection: str = _option("text", "Collection of the devices' example stores.", _GROUP)
+    collection: str = _option(
+        "text", "Name of the collection in the devices' example stores.", _GROUP
+    )
     text_feature: str = _option(
         "tokens", "Name of the feature of a stored example that holds its text.", _GROUP
     )
-    max_examples: int = _option(200, "Texts that a device takes, the newest ones.", _GROUP, 1)
+    max_examples: int = _option(
+        200, "Largest number of texts of a device: the newest ones.", _GROUP, 1
+    )
     max_age_hours: float = _option(
-        0.0, "Texts that are older are left out; 0 if age does not matter.", _GROUP, 0.0
+        0.0, "Largest age of a text, in hours; 0 for any age.", _GROUP, 0.0
     )
     shuffle: bool = _option(
-        True, "Each pass of a device has a new order, from a seed that it draws.", _GROUP
+        True,
+        "Shuffle a device's texts anew in each pass, with a seed that the device draws.",
+        _GROUP,
     )
     memory_bytes: int = _option(
-        500_000_000, "Memory that the work of a device may take, in bytes.", _GROUP, 1
+        500_000_000, "Largest memory of a device's work, in bytes.", _GROUP, 1
     )
-    work_seconds: float = _option(60.0, "Seconds that the work of a device may take.", _GROUP, 0.0)
+    work_seconds: float = _option(60.0, "Longest time of a device's work, in seconds.", _GROUP, 0.0)
 
     secure_aggregation: secure_groups_lib.ThreatModel | None = _option(
         None,
-        "Devices sum their reports, metrics included, so that the server sees sums of groups only, "
-        "even if it may do anything (active-server, also without a value), if fewer than a third "
-        "of a group is in league with it and its devices are attested by somebody else. With "
-        "honest-but-curious the server must follow the protocol: one that lies about who dropped "
-        "out can learn single reports. Needs secagg_bits. If not given, the server sees every "
+        "Threat model of secure sums, by which the server sees sums over groups of devices only, "
+        "metrics included. 'active-server', also without a value: the server may do anything, if "
+        "fewer than a third of a group is in league with it and somebody else attests its devices. "
+        "'honest-but-curious': the server must follow the protocol; one that lies about who "
+        "dropped out can learn single reports. Needs secagg_bits. Default: the server sees every "
         "report.",
         _SECURE,
     )
     least_group: int | None = _option(
         None,
-        "Devices in the sum of a group, at least; one with fewer is lost. If not given, its share "
-        "of the fewest reports of a round. Groups are of devices_per_aggregator.",
+        "Least number of devices in the sum of a group; a group with fewer is lost. Groups are of "
+        "devices_per_aggregator. Default: the group's share of the fewest reports of a round.",
         _SECURE,
         2,
     )
     secure_threshold: float | None = _option(
         None,
-        "More than this share of a group has to stay to the end: 1/2 (honest-but-curious) or 2/3 "
-        "(active-server), or more; these if not given.",
+        "Share of a group's devices of which more must stay to the end. Least value and default: "
+        "1/2 (honest-but-curious) or 2/3 (active-server).",
         _SECURE,
         0.0,
     )
     secure_neighbours: int | None = _option(
         None,
-        "Devices that each one shares its secrets with, drawn at random by an honest-but-curious "
-        "server, for large groups; if not given, all of its group.",
+        "Number of devices with which each one shares its secrets, for large groups. An "
+        "honest-but-curious server draws them at random. Default: all devices of the group.",
         _SECURE,
         2,
     )
     secure_corrupt_fraction: float | None = _option(
         None,
-        "Share of the devices that may be in league with the server, for which secure_neighbours "
-        "are enough; 0.05 if not given.",
+        "Share of the devices that may be in league with the server: secure_neighbours must be "
+        "enough for it. Default: 0.05.",
         _SECURE,
         0.0,
     )
     secure_step_timeout: float = _option(
-        30.0, "Seconds that devices have for each step of a secure sum.", _SECURE, 0.0
+        30.0, "Seconds that the devices have for each step of a secure sum.", _SECURE, 0.0
     )
     noise_party: str | None = _option(
         None,
-        "Public keys of noise parties (KEY.pub, or 64 hexadecimal digits), with commas between: "
-        "other operators, who add the noise of each round within the secure sum, so that the "
-        "server sees no sum of updates without it; sums of metrics stay exact. One party alone can "
-        "subtract its noise from what is released. Each adds the whole noise: with two it has "
-        "twice the variance, and protects from either of them, and from a server that colludes "
-        "with one. A round is one group, and waits for all parties. If not given, the server adds "
-        "the noise.",
+        "Public keys of noise parties (KEY.pub, or 64 hexadecimal digits), separated by commas. "
+        "These are other operators. They add the noise of each round within the secure sum, so "
+        "that the server sees no sum of updates without it; sums of metrics stay exact. One party "
+        "alone can subtract its noise from what is released. Each party adds the whole noise. With "
+        "two, the noise has twice the variance, and protects from either of them, and from a "
+        "server that colludes with one. A round is one group, and waits for all parties. Default: "
+        "the server adds the noise.",
         _SECURE,
     )
 
     analytics: Literal["words"] | None = _option(
         None,
-        "Counts over the devices' data in place of a model's training: the words of the "
+        "Counts over the devices' data instead of a model's training. 'words': the words of the "
         "vocabulary, all other words, and lengths of texts. For counts of your own, give build.",
         _DEFINITION,
     )
     build: str | None = _option(
         None,
-        "A model and data of your own instead of a language model: a file and a function of it "
-        "that returns a TaskDefinition, like my_task.py:build (docs/how_to/add_a_task.md). Options "
-        "of text, model and a device's passes have no meaning then: the definition has them.",
+        "File and function that define a model and data of your own instead of a language model, "
+        "like my_task.py:build. The function returns a TaskDefinition "
+        "(docs/how_to/add_a_task.md), which has the options of text, model and a device's passes.",
         _DEFINITION,
     )
 
     proxy_data: str = _option(
         "standard-library",
-        "Public text by user that the task is tested on before it is signed: 'standard-library', "
+        "Public text by user on which the task is tested before it is signed: 'standard-library', "
         "or a file as for --data.",
         _TESTS,
     )
-    proxy_devices: int = _option(5, "Users of that text that stand for devices.", _TESTS, 1)
+    proxy_devices: int = _option(
+        5, "Number of users of proxy_data that stand for devices.", _TESTS, 1
+    )
     proxy_rounds: int = _option(
-        4, "Rounds of the test, from the first to the last of which the loss must fall.", _TESTS, 2
+        4, "Number of test rounds. The loss must fall from the first to the last.", _TESTS, 2
     )
     expect: str | None = _option(
         None,
-        "Expectations on the test, besides that the loss falls, with commas between: 'loss < 6.5, "
-        "top1_in_vocab > 0.1, update < 10'. A name is a metric's of the last round, its label or "
-        "the end of it, or 'update' for the L2 norm by which any round changes the model; then "
-        "< or >, and a number. The task is refused unless all are met.",
+        "Further expectations on the test, separated by commas: 'loss < 6.5, top1_in_vocab > 0.1, "
+        "update < 10'. A name is the label of a metric of the last round, or the end of the label; "
+        "or 'update', the L2 norm by which any round changes the model. Then come < or > and a "
+        "number. The task is refused unless all are met. Default: only the loss must fall.",
         _TESTS,
     )
     test_python: str | None = _option(
         None,
-        "Python interpreters, with commas between, of environments with other versions of "
-        "TensorFlow that devices may have: the devices' part is tested there, too, and must give "
-        "the same updates.",
+        "Python interpreters of environments with other versions of TensorFlow that devices may "
+        "have, separated by commas. The devices' part is tested there, too, and must give the same "
+        "updates.",
         _TESTS,
     )
 
