@@ -186,11 +186,11 @@ def test_of_a_single_report_the_noise_parties_leave_the_update_with_noise():
         (
             {"threat_model": "active-server", "least_group": 40, "threshold": 0.9},
             [
-                "may do anything, if fewer than a third",
-                "each counted as often as it takes part under another attestation token",
-                "neither the issuer of these tokens is",
-                "if this key has signed no plan for the devices by which reports are seen",
-                "the same one, which may be made for the purpose",
+                "may do anything, under three conditions. First, fewer than a third",
+                "counts once for each attestation token under which it takes part",
+                "neither the issuer of these tokens is in league with it",
+                "this key has signed no plan for the devices by which reports are seen",
+                "same one to all devices of a group, but may make it for the purpose",
             ],
         ),
     ],
