@@ -11,7 +11,7 @@ from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import sensor_task, served_fleet
 from tff_dpftrl import validation
 from tff_dpftrl.cli import main
-from tff_dpftrl.execution import compiled_process
+from tff_dpftrl.execution import compiled_process, entropy
 from tff_dpftrl.learning import own_model
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.runtime.device import named_tensors
@@ -286,7 +286,8 @@ def test_rounds_of_devices_are_those_of_the_compiled_simulation(tmp_path, kind):
     defined = sensor_task.define(**changes)
     made = _make(tmp_path / "task", defined, **options)
     device = device_work.DeviceWork(made.devices[0])
-    work = server_work.ServerWork(task_folder.read(tmp_path / "task").server)
+    repeated = entropy.Repeated()  # Both have the same noise.
+    work = server_work.ServerWork(task_folder.read(tmp_path / "task").server, repeated)
     plan = made.config.privacy().plan(made.config.num_devices, 57)
     model = own_model.read(
         defined.model, defined.pipeline.batch_spec(), loss=defined.loss, metrics=defined.metrics
@@ -295,7 +296,7 @@ def test_rounds_of_devices_are_those_of_the_compiled_simulation(tmp_path, kind):
         simulated = _proximal_round(model, process.build_aggregation(made.config.learning, plan))
     else:
         simulated = process.build_round(plan, made.config.learning, model)
-    compiled = compiled_process.CompiledProcess(simulated)
+    compiled = compiled_process.CompiledProcess(simulated, entropy=repeated)
     reference = compiled.initialize()
 
     def flat(state):
