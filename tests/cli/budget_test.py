@@ -209,6 +209,16 @@ def _spent(data, results, capsys):
     return shown, capsys.readouterr().out
 
 
+def _assert_two_are_charged_one_by_one(data, results, capsys):
+    """Asserts that two branches with 3 rounds in common cost twice the ρ of one."""
+    shown, text = _spent(data, results, capsys)
+    mu = gaussian.mu_from_rho(0.2 * _SQUARED)
+    assert shown["total"]["epsilon"] == pytest.approx(gaussian.epsilon(mu, 1e-6))
+    total = display.epsilon_at(shown["total"]["epsilon"], shown["total"]["delta"])
+    cost = f"they cost {total} together, each charged by itself."
+    assert f"Its 2 branches share 3 rounds: {cost}" in text
+
+
 def test_branches_of_one_run_are_found_and_charged_together(tmp_path, data, capsys):
     results = tmp_path / "results"
     _forked(results, data)
@@ -256,12 +266,7 @@ def test_a_backup_whose_evaluations_may_have_been_made_again_is_charged(tmp_path
     results = tmp_path / "results"
     _forked(results, data, ended=False, **_EVALUATION)
     _commit(results / "b", range(3, 6))
-    shown, text = _spent(data, results, capsys)
-    mu = gaussian.mu_from_rho(0.2 * _SQUARED)
-    assert shown["total"]["epsilon"] == pytest.approx(gaussian.epsilon(mu, 1e-6))
-    total = display.epsilon_at(shown["total"]["epsilon"], shown["total"]["delta"])
-    cost = f"they cost {total} together, each charged by itself."
-    assert f"Its 2 branches share 3 rounds: {cost}" in text
+    _assert_two_are_charged_one_by_one(data, results, capsys)
 
 
 def test_evaluations_of_a_backup_with_the_same_noise_have_no_guarantee(tmp_path, data, capsys):
@@ -339,12 +344,7 @@ def test_copies_of_a_choice_have_no_guarantee(tmp_path, data, capsys):
 def test_branches_of_other_kinds_are_charged_one_by_one(tmp_path, data, capsys, differs):
     results = tmp_path / "results"
     _forked(results, data, **differs)
-    shown, text = _spent(data, results, capsys)
-    mu = gaussian.mu_from_rho(0.2 * _SQUARED)
-    assert shown["total"]["epsilon"] == pytest.approx(gaussian.epsilon(mu, 1e-6))
-    total = display.epsilon_at(shown["total"]["epsilon"], shown["total"]["delta"])
-    cost = f"they cost {total} together, each charged by itself."
-    assert f"Its 2 branches share 3 rounds: {cost}" in text
+    _assert_two_are_charged_one_by_one(data, results, capsys)
 
 
 @pytest.mark.parametrize("differs", [{"noise_version": 2}, {"rho_zcdp": None}])
