@@ -147,8 +147,21 @@ def calibrate_noise_multiplier(
 ) -> float:
     """Computes the smallest z, to a relative 1e-4, with which an amplified run meets a target.
 
-    Epsilon of the result was evaluated and is not above the target. `units_per_client` is the
-    largest number G of units of one client, each sampled by itself.
+    Args:
+      strategy: Strategy whose C is banded.
+      num_rounds: Number of rounds n.
+      num_groups: Number of groups of clients that take turns, at least the number of bands.
+      sampling_probability: q, probability of a client to be in the cohort when it is its
+        group's turn.
+      target_epsilon: Largest allowed epsilon.
+      delta: Delta of the target.
+      units_per_client: Largest number G of units of one client, each sampled by itself.
+
+    Returns:
+      The noise multiplier; its epsilon was evaluated and is not above the target.
+
+    Raises:
+      ValueError: If an argument is out of range.
     """
     run = AmplifiedBanded.from_strategy(
         strategy,

@@ -51,11 +51,17 @@ class SecAggFactory(tff.aggregators.UnweightedAggregationFactory):
         max_clients: int | None,
         encoding: grid.GridEncoding | None,
     ):
-        """Initialises the factory, with a function `build` from the grid to that of DP-FTRL on it.
+        """Initialises the factory.
 
-        Integers modulo M have at most `bits` bits. One sum has at most `max_clients` clients; None
-        for the report goal. `encoding` is the grid in place of both; None for the finest one that
-        fits. A round without room for the report goal is refused.
+        Args:
+          build: Function from the grid to the factory of DP-FTRL on it.
+          clients_per_round: Report goal.
+          bits: Largest number of bits of an integer modulo M.
+          max_clients: Largest number of clients in one sum; the report goal if None.
+          encoding: Grid in place of `bits` and `max_clients`; None for the finest one that fits.
+
+        Raises:
+          ValueError: If an argument is out of range, or a round has no room for the report goal.
         """
         if encoding is not None and max_clients is not None:
             raise validation.UsageError(

@@ -103,7 +103,14 @@ class Canaries:
         return tf.zeros(sizes, spec.dtype)
 
     def real(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Marks the batches of a real client, as the wrapped model expects them."""
+        """Returns a real client's dataset for the wrapped model.
+
+        Args:
+          dataset: Batches for the model that was wrapped.
+
+        Returns:
+          The same batches, marked as real data.
+        """
         return dataset.map(self._mark)
 
     def client(self, canary: int, sign: int = 1) -> tf.data.Dataset:

@@ -41,11 +41,20 @@ class Claim:
 
     @classmethod
     def of(cls, claim: AnyClaim) -> Claim:
-        """Returns the claim of a guarantee or a privacy statement; a claim stays as it is.
+        """Returns the claim of a guarantee or a privacy statement.
 
         A guarantee, and a statement with ρ, make the claim of a Gaussian mechanism. For another
-        mechanism that satisfies ρ as well, give `Claim(epsilon, delta)`. A `ValueError` refuses
-        other types, and what promises nothing: a claim without an ε cannot be violated.
+        mechanism that satisfies ρ as well, give `Claim(epsilon, delta)`.
+
+        Args:
+          claim: A claim, a guarantee, or a statement.
+
+        Returns:
+          The claim.
+
+        Raises:
+          ValueError: If it is of another type, or promises nothing: a claim without an ε
+            cannot be violated.
         """
         if isinstance(claim, guarantee.Guarantee):
             made = cls(claim.epsilon, claim.delta, claim.mu if claim.is_gaussian else None)

@@ -210,14 +210,25 @@ class CommittedRounds:
         binding: str = "",
         budget_guard: ledger.BudgetGuard | None = None,
     ) -> CommittedRounds:
-        """Starts the rounds of a new run, in a folder of its own that is made for the owner only.
+        """Starts the rounds of a new run.
 
-        `saved` has JSON-compatible values to keep with the state before round 0. `noise_part` is
-        the part of the state that the noise of the next round goes on from, which differs in every
-        round; None if there is no noise. `binding` is text that every state is bound to besides the
-        version of the noise, like a digest of all options: a run can only be opened with the
-        binding that it began with. `budget_guard` is asked before every new round whether it may
-        begin.
+        Args:
+          folder: A folder for this run only; made, for the owner only, if missing.
+          declared: The participation schema that the run promises.
+          state: State before round 0, a nested structure of arrays.
+          saved: Values to keep with the state; JSON-compatible.
+          noise_part: The part of the state that the noise of the next round goes on from, which
+            differs in every round; None if there is no noise.
+          binding: Text that every state is bound to besides the version of the noise, like a
+            digest of all options. A run can only be opened with the binding that it began with.
+          budget_guard: Function that is asked before every new round whether it may begin.
+
+        Returns:
+          The rounds, open.
+
+        Raises:
+          ValueError: If the folder holds the rounds of a run already.
+          OSError: If a file cannot be written.
         """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if cls.exist(folder):

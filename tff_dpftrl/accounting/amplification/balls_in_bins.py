@@ -251,8 +251,18 @@ def calibrate_noise_multiplier(
 ) -> float:
     """Computes the smallest z, to a relative 1e-3, with which balls in bins meets a target.
 
-    C must have no negative entries. Epsilon of the result was evaluated and is not above the
-    target.
+    Args:
+      strategy: Strategy with a C without negative entries.
+      num_rounds: Number of rounds n.
+      num_bins: Number of bins b.
+      target_epsilon: Largest allowed epsilon.
+      delta: Delta of the target.
+
+    Returns:
+      The noise multiplier; its epsilon was evaluated and is not above the target.
+
+    Raises:
+      ValueError: If an argument is out of range.
     """
     run = BallsInBins.from_strategy(
         strategy, noise_multiplier=1.0, num_rounds=num_rounds, num_bins=num_bins

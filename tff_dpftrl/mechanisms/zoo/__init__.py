@@ -37,7 +37,17 @@ def load(name: str) -> strategy_lib.Strategy:
 
 
 def find(name: str) -> strategy_lib.Strategy:
-    """Loads the strategy of a file or, if there is none of this name, of an entry."""
+    """Loads the strategy of a file or, if there is none of this name, of an entry.
+
+    Args:
+      name: Path of a file that `serialization.save` wrote, or a name of `names`.
+
+    Returns:
+      The strategy.
+
+    Raises:
+      ValueError: If there is neither, or the file is no strategy.
+    """
     if os.path.exists(name):
         from tff_dpftrl.mechanisms import serialization
 

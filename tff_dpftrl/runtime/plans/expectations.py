@@ -151,6 +151,12 @@ def expect(description: str, check: Check) -> Expectation:
       description: Description in a few words.
       check: Function from a `Trial` to True, False, or an `Outcome` with the numbers to show. A
         failure shows all metrics otherwise.
+
+    Returns:
+      The expectation.
+
+    Raises:
+      ValueError: If the description is empty, or `check` is no function.
     """
     return Expectation(description, check)
 
