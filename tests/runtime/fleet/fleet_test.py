@@ -66,7 +66,10 @@ def test_secure_sums_go_on_whatever_devices_do(tmp_path, threat_model):
         )
     history = served.released()
     assert len(history) >= 6
-    assert all(3 <= row["reports"] <= 9 and row["letters"] > 0 for row in history)
+    assert all(3 <= row["reports"] <= 9 for row in history)
+    # Some users have no text. If many devices went away, a round may consist of such users only.
+    assert all((row["letters"] > 0) == (row["texts"] > 0) for row in history)
+    assert any(row["texts"] for row in history)
     assert all(row["devices/summed_groups"] == 1 for row in history)
     went_away = " ".join(
         end.reason for end in ends if end.outcome is session.SessionOutcome.INTERRUPTED
