@@ -10,7 +10,7 @@ import scipy.linalg
 from scipy import special, stats
 
 from tff_dpftrl.accounting import display
-from tff_dpftrl.auditing import audit_report, games
+from tff_dpftrl.auditing import audit_report, games, scored_canaries
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing.evidence import bounds, forensics, one_run, scores, worst_pattern
 from tff_dpftrl.auditing.evidence import transcripts as transcripts_lib
@@ -38,17 +38,20 @@ def one_run_bound(
     fair coin. The finding is "not tested" if the claim is more than so many canaries can refute.
     """
     best = one_run.all_correct(len(present))
-    mu, most_mu, shown, most = None, 0.0, "", ""
-    each = error_rate if claim.mu is None else error_rate / 2.0
-    if claim.mu is not None:
-        mu, guesses = one_run.mu_at_least(values, present, error_rate=each)
+    most_mu, shown, most = 0.0, "", ""
+    with_mu = claim.mu is not None
+    found = scored_canaries.lower_bounds(
+        values, present, delta=claim.delta, error_rate=error_rate, with_mu=with_mu
+    )
+    mu, epsilon, guesses = found.mu_at_least, found.epsilon_at_least, found.guesses
+    each = error_rate / 2.0 if with_mu else error_rate
+    if mu is not None and found.mu_guesses is not None:
         most_mu = max(one.mu_at_least(each / len(best)) for one in best)
         shown = (
-            f"{guesses.correct} of {guesses.guesses} guesses show at least "
+            f"{found.mu_guesses.correct} of {found.mu_guesses.guesses} guesses show at least "
             f"μ = {display.round_down(mu)} (Mahloujifar et al. 2024), "
         )
         most = f" μ above {display.round_up(most_mu, 3)}, and no"
-    epsilon, guesses = one_run.epsilon_at_least(values, present, delta=claim.delta, error_rate=each)
     most_epsilon = max(one.epsilon_at_least(claim.delta, each / len(best)) for one in best)
     can_refute = claim.is_refuted_by(most_mu, most_epsilon)
     is_above = claim.is_refuted_by(mu or 0.0, epsilon)

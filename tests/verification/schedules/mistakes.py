@@ -143,7 +143,7 @@ class AddsVectorsThatComeAgain(secure_aggregator.SecureAggregator):
         is_again = self._steps.get(message.device) == message.step == 2
         if is_again and not self._is_over and message.content != b"\xff":
             read = secure_sum_pb2.ToServer.FromString(message.content)
-            layout = self._settings.parameters.layout
+            layout = self._task.secure_sum.layout
             self._group._sum.add(vectors.unpack(read.masked_vector.content, layout))
         super()._check(message)
 
