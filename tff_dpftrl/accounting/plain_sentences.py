@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tff_dpftrl.accounting import display, trade_off
+from tff_dpftrl.accounting import composition, display, trade_off
 from tff_dpftrl.accounting import parts as parts_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 
@@ -93,7 +93,7 @@ def _odds(statement: privacy_statement.PrivacyStatement) -> str:
             "This counts this run alone. From it together with the runs that its initial weights "
             f"come from, the guess is right {_at_most(together)}."
         )
-    elif any(sentences.NOTHING_TOGETHER in line for line in statement.headline_caveats):
+    elif any(composition.NOTHING_TOGETHER in line for line in statement.headline_caveats):
         parts.append(
             "This counts this run alone. Nothing is promised for it together with the other runs "
             "that are named below: the guess may be right every time."

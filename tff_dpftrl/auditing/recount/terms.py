@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import samplings
+from tff_dpftrl.accounting import parts, samplings
 from tff_dpftrl.accounting.amplification import balls_in_bins
 from tff_dpftrl.auditing.recount import arithmetic, records
 from tff_dpftrl.mechanisms import serialization
@@ -181,7 +181,7 @@ class Terms:
     def _charged(self, num_rounds: int) -> int:
         return min(self.num_rounds, -(-num_rounds // self.stride) * self.stride)
 
-    def _amplified(self, num_rounds: int) -> samplings.Bounded:
+    def _amplified(self, num_rounds: int) -> parts.Bounded:
         return samplings.zero_out(
             sampling_lib.Sampling.from_dict(self.sampling),
             serialization.strategy_from_dict(self.strategy),
