@@ -17,9 +17,8 @@ from typing import Any, Literal, get_args
 
 from tff_dpftrl import json_text, validation, version
 from tff_dpftrl.accounting import facts as facts_lib
-from tff_dpftrl.accounting import gaussian, statement_markdown
+from tff_dpftrl.accounting import gaussian
 from tff_dpftrl.accounting import parts as parts_lib
-from tff_dpftrl.accounting import plain_sentences as plain
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.accounting import trade_off as trade_off_lib
 from tff_dpftrl.participation import observed as observed_lib
@@ -187,10 +186,6 @@ class PrivacyStatement:
         is_reported = sentences.REPORTED_BY_DEVICES in self.assumptions
         return "assumed" if self.observed is None or is_reported else "observed"
 
-    def plain_sentences(self) -> plain.PlainSentences:
-        """Says in plain words who is protected, from whom, how much, and what is (not) covered."""
-        return plain.of(self)
-
     def trade_off(self) -> trade_off_lib.TradeOff | None:
         """Returns the bounds of all guesses whether one's data was used; None without guarantee."""
         if self.epsilon is None:
@@ -216,21 +211,6 @@ class PrivacyStatement:
             subject=_without_digests(self.subject),
             headline_caveats=(*refuted, *self.headline_caveats),
         )
-
-    def to_markdown(self) -> str:
-        """Renders the statement as Markdown; epsilon and rho are rounded up."""
-        return statement_markdown.render(self)
-
-    def to_json(self) -> str:
-        """Writes the statement as JSON; epsilon is null without a guarantee."""
-        derived = {
-            "participation_record": self.participation_record,
-            "plain_sentences": self.plain_sentences(),
-        }
-        values = {"schema": SCHEMA} | dataclasses.asdict(self) | derived
-        if not self.parts:
-            del values["parts"]
-        return json.dumps(values, indent=2, allow_nan=False)
 
     @classmethod
     def read(
