@@ -228,9 +228,9 @@ class PrivacyStatement:
           EditedError: If an entry was edited after it was written.
           UsageError: If `json_text.read_outside` refuses the file, or it is not a statement.
         """
-        json_text.read_outside(path, folder=folder, remedy=remedy)
+        values = json_text.read_outside(path, folder=folder, remedy=remedy)
         try:
-            return cls.from_json(path.read_text(encoding="utf-8"), path)
+            return cls._from_values(values, path)
         except EditedError:
             raise
         except ValueError as error:
@@ -252,6 +252,11 @@ class PrivacyStatement:
             values = json_text.parse(text)
         except ValueError as error:
             raise validation.UsageError(f"text is not a privacy statement: {error}.") from None
+        return cls._from_values(values, name)
+
+    @classmethod
+    def _from_values(cls, values: Any, name: object) -> PrivacyStatement:
+        """Reads parsed JSON, as `from_json`."""
         kinds_of = {field.name: str(field.type) for field in dataclasses.fields(cls)}
         names = {*_NOT_FIELDS, *kinds_of}
         if not isinstance(values, dict) or set(values) | _NEWER != names:

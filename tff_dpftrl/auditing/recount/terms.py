@@ -30,7 +30,7 @@ class Terms:
         is independent by definition.
       probability: Probability of a unit to be sampled; None for DP-FTRL.
       group_size: Number of units of one user in a sample.
-      other_epsilon: ε without a δ that was spent besides, by whatever choice or part.
+      other_epsilon: Sum of the pure ε, without a δ, of choices and parts besides the weights.
       num_rounds: Declared number of rounds.
       is_secret: Whether the seed of the noise was drawn in secret.
       sampling: Sampling of a run whose noise is correlated, too, as `sampling_lib.Sampling`
