@@ -92,7 +92,7 @@ def test_json_and_files(run, tmp_path, capsys):
     printed = json.loads(capsys.readouterr().out)
     assert printed["verdict"] == "consistent with the claim"
     kept = audit_report.AuditReport.from_json((folder / "audit.json").read_text())
-    assert json.loads(statement_text.to_json(kept)) == printed
+    assert json.loads(kept.to_json()) == printed
     assert {file.name for file in folder.iterdir()} == {"audit.md", "audit.json"}
 
 
