@@ -11,6 +11,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import tff_dpftrl
+from tff_dpftrl.accounting import statement_text
 from tff_dpftrl.participation import ledger_rules
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -88,7 +89,7 @@ def test_the_example_keeps_its_schema_and_states_what_was_observed(
     printed = capfd.readouterr().out
     statement = names["statement"]
     assert statement.has_guarantee and statement.epsilon <= 8.0
-    assert statement.to_markdown() in printed
+    assert statement_text.markdown(statement) in printed
     assert sum(asked.values()) == 6 * 3
     assert statement.observed.max_participations == max(asked.values()) == 2
     assert statement.observed.min_sep >= 3

@@ -11,7 +11,13 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import stats
 
-from tff_dpftrl.accounting import composition, facts, mixture_of_gaussians, statement
+from tff_dpftrl.accounting import (
+    composition,
+    facts,
+    mixture_of_gaussians,
+    statement,
+    statement_text,
+)
 
 _DELTA = 1e-5
 
@@ -205,7 +211,7 @@ def test_a_statement_gives_the_sum_over_its_chain_beside_epsilon():
     assert "run 'second' (ε = 3 at δ = 1e-06), which began with those of the run 'first'" in says
     assert "All of these runs trained on the same users." in says
     assert "ε = 6.5 at δ = 3e-06" in says
-    assert says in made.to_markdown().split("## Setting")[0]
+    assert says in statement_text.markdown(made).split("## Setting")[0]
     assert made.parameters["epsilon_with_earlier_runs"] == 6.5
     assert made.epsilon == 2.0
 

@@ -14,6 +14,7 @@ import safetensors.numpy
 
 from tests.finetuning import toy_finetuning
 from tests.models import checkpoint_folders
+from tff_dpftrl.accounting import statement_text
 from tff_dpftrl.cli import main
 from tff_dpftrl.finetuning import clipped_sums, ghost, run, trained_part
 from tff_dpftrl.models import export, hugging_face, low_rank
@@ -77,7 +78,8 @@ def test_the_result_is_written_in_the_layout_that_it_came_in(name, adapter_rank,
         assert product.any()
     for folder in folders:
         assert (
-            results.statement.to_json() in (output / folder / "privacy_statement.json").read_text()
+            statement_text.to_json(results.statement)
+            in (output / folder / "privacy_statement.json").read_text()
         )
     # The initial weights are of nobody knows whom.
     assert any("initial weights" in caveat for caveat in results.statement.headline_caveats)
@@ -178,7 +180,7 @@ def test_a_result_that_is_fine_tuned_again_is_that_of_a_run(toy, tmp_path):
     statement = _finetune(config, tmp_path / "second").statement
     (earlier,) = manifest.read(tmp_path / "second").facts["earlier_runs"]
     assert earlier["name"] == "elsewhere" and earlier["epsilon"] == first.statement.epsilon
-    assert "elsewhere" in statement.to_markdown()
+    assert "elsewhere" in statement_text.markdown(statement)
     with pytest.raises(ValueError, match="trained_on is for weights"):
         _finetune(dataclasses.replace(config, trained_on="WebText"), tmp_path / "third")
 

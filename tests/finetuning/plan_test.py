@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from tff_dpftrl.accounting import display, facts, mixture_of_gaussians, statement
+from tff_dpftrl.accounting import display, facts, mixture_of_gaussians, statement, statement_text
 from tff_dpftrl.finetuning import example_sampling, group_size, plan
 
 _USERS = example_sampling.of_sizes([16] * 256)
@@ -135,9 +135,9 @@ def test_the_statement_says_what_holds(sampling):
     found = _plan(sampling, delta=None)
     told = facts.Facts({"clip_norm": 0.5}, hyperparameter_tuning="on public users")
     said = found.statement(told)
-    assert statement.PrivacyStatement.from_json(said.to_json()) == said
+    assert statement.PrivacyStatement.from_json(statement_text.to_json(said)) == said
     assert said.epsilon == found.epsilon and said.unit_of_privacy == "user"
-    text = said.to_markdown()
+    text = statement_text.markdown(said)
     assert "client" not in text  # There are none.
     assert "stay secret" in text and "with all data in one place" in text
     chance = display.round_up(found.sampling_probability, 6)
@@ -158,12 +158,12 @@ def test_what_people_read_is_short_and_its_nouns_agree(sampling):
     said = found.statement(
         facts.Facts({"user": "one author"}, vocabulary_source="a book", vocabulary_is_public=True)
     )
-    text = said.to_markdown()
+    text = statement_text.markdown(said)
     assert "at most 1 example " in text.lower() and "1 examples" not in text
     assert "at most 1 example " in "".join(found.describe())
     # Never less than what holds, which the document for programs has.
     assert "- sampling_probability: 0.0233334\n" in text and 7 / 300 < 0.0233334
-    assert f'"sampling_probability": {7 / 300!r}' in said.to_json()
+    assert f'"sampling_probability": {7 / 300!r}' in statement_text.to_json(said)
     assert "- Unit of privacy: one user, here one author.\n" in text
     assert "The vocabulary is of public text: a book." in said.assumptions
     assert "vocabulary" not in "".join(said.not_covered)

@@ -23,7 +23,7 @@ from tests.fuzzing import judging, mutations
 from tests.models import checkpoint_folders
 from tests.training import toy_model
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import guarantee, statement
+from tff_dpftrl.accounting import guarantee, statement, statement_text
 from tff_dpftrl.data import (
     jsonl,
     sources,
@@ -188,15 +188,15 @@ def _write_statement(folder: pathlib.Path, number: int) -> None:
     )
     seen = observed.Participation(8, 2, 3) if number else None
     made = statement.dp_ftrl_statement(claim, unit_of_privacy="device", observed=seen)
-    (folder / "statement.json").write_text(made.to_json())
+    (folder / "statement.json").write_text(statement_text.to_json(made))
 
 
 def _read_statement(folder: pathlib.Path) -> None:
     found = statement.PrivacyStatement.from_json(
         (folder / "statement.json").read_text("utf-8", "surrogateescape")
     )
-    found.to_markdown()
-    found.to_json()
+    statement_text.markdown(found)
+    statement_text.to_json(found)
 
 
 def _write_bandmf(folder: pathlib.Path, number: int) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from tests.reports import made_up
 from tff_dpftrl import validation
+from tff_dpftrl.accounting import statement_text
 from tff_dpftrl.reports import comparison
 
 
@@ -55,7 +56,8 @@ def test_what_must_stand_beside_epsilon_stands_there(tmp_path):
 
 
 def test_other_neighbours_do_not_compare(tmp_path):
-    other = json.loads(made_up.stated().to_json()) | {"adjacency": "add or remove one"}
+    stated = json.loads(statement_text.to_json(made_up.stated()))
+    other = stated | {"adjacency": "add or remove one"}
     claim = type(made_up.stated()).from_json(json.dumps(other))
     assert "neighbouring data sets" in _compared(tmp_path, made_up.stated(), claim).warnings()[0]
 

@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.reports import made_up
+from tff_dpftrl.accounting import statement_text
 from tff_dpftrl.reports import markup
 
 
@@ -14,7 +15,7 @@ def _parsed(html: str) -> ElementTree.Element:
 
 
 def test_statements_become_headings_lists_tables_and_bold_text():
-    text = made_up.stated(data="users.csv").to_markdown()
+    text = statement_text.markdown(made_up.stated(data="users.csv"))
     body = _parsed(markup.of_markdown(text, level=2))
     assert [one.text for one in body.iter("h2")] == ["Privacy statement"]
     headings = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]

@@ -13,6 +13,7 @@ import pytest
 
 from tests.reports import made_up
 from tff_dpftrl.accounting import statement_sentences as sentences
+from tff_dpftrl.accounting import statement_text
 from tff_dpftrl.participation import observed
 from tff_dpftrl.reports import page, results
 
@@ -146,7 +147,7 @@ def test_it_shows_a_recount_or_how_to_make_one(tmp_path):
     assert "Tests of the recount" not in found
     assert "Tests of the recount" in _of(folder, private=True)
     claim = made_up.stated().with_audit("audited: recount: VIOLATED", is_refuted=True)
-    (folder / "privacy_statement.json").write_text(claim.to_json())
+    (folder / "privacy_statement.json").write_text(statement_text.to_json(claim))
     assert "audited: recount: VIOLATED" in _of(folder)
 
 

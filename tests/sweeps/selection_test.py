@@ -13,7 +13,7 @@ import pytest
 
 from tests import kills
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import guarantee, privacy_plot, statement
+from tff_dpftrl.accounting import guarantee, privacy_plot, statement, statement_text
 from tff_dpftrl.accounting import selection as selection_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.auditing.recount import records
@@ -141,7 +141,7 @@ def _finish(folder, noise, run):
         identity.Identity(), noise_multiplier=noise, schema=schema_lib.MinSep(4, 4, 1), delta=1e-6
     )
     one = statement.dp_ftrl_statement(claim, unit_of_privacy="user", num_users=1000)
-    (folder / "privacy_statement.json").write_text(one.to_json())
+    (folder / "privacy_statement.json").write_text(statement_text.to_json(one))
     content = {"config": run.config.to_dict(), "kind": "training"}
     (folder / "config.json").write_text(json.dumps(content))
     (folder / "vocabulary.json").write_text(json.dumps({"words": [f"{noise}"]}))

@@ -54,7 +54,7 @@ def add_parser(subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Calibrates and prints; returns the exit status."""
-    from tff_dpftrl.accounting import calibrate
+    from tff_dpftrl.accounting import calibrate, noise_search
 
     delta_flag.check(args.delta)
     neighbours = sampling_flags.neighbours_from(args)
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
                 "--target-rho is not for --sampling, which has no rho: give --target-epsilon."
             )
         strategy, sampling = sampling_flags.run_from(args, options)
-        noise_multiplier = calibrate.smallest_noise(
+        noise_multiplier = noise_search.smallest_noise(
             lambda noise: sampling_flags.account(options, strategy, sampling, noise).epsilon(
                 args.delta, neighbours
             ),

@@ -20,6 +20,7 @@ from tff_dpftrl.accounting import (
     amplified_banded,
     calibrate,
     cyclic_optimize,
+    noise_search,
     parts,
     samplings,
     statement,
@@ -67,7 +68,7 @@ def accounted(
     noise_multiplier: float,
     num_rounds: int,
     pool: Pool | None = None,
-) -> samplings.Bounded:
+) -> parts.Bounded:
     """Accounts for the first rounds of a run, as `samplings.zero_out`; with a pool, of examples."""
     return samplings.zero_out(
         sampling,
@@ -231,7 +232,7 @@ class AmplifiedPrivacy(privacy.Privacy):
                 delta=self.delta,
                 units_per_client=1 if self.pool is None else self.pool.of_client,
             )
-        return calibrate.smallest_noise(
+        return noise_search.smallest_noise(
             lambda noise: accounted(
                 wanted, strategy, noise_multiplier=noise, num_rounds=self.num_rounds
             ).epsilon(self.delta),
@@ -456,7 +457,7 @@ class AmplifiedPlan(privacy.FederatedPlan):
     def _rounds(self, num_rounds: int) -> parts.Weights:
         return samplings.rounds_of(self._spent(num_rounds), self.sampling.kind)
 
-    def _spent(self, num_rounds: int) -> samplings.Bounded:
+    def _spent(self, num_rounds: int) -> parts.Bounded:
         # Whole turns, so that not every round is accounted for anew. More rounds never cost less.
         turn = self.declared.min_sep
         return accounted(

@@ -12,7 +12,7 @@ from tests.reports import listed_files
 from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import tiny_task
 from tff_dpftrl import version
-from tff_dpftrl.accounting import privacy_statement, statement_sentences
+from tff_dpftrl.accounting import privacy_statement, statement_sentences, statement_text
 from tff_dpftrl.auditing.recount import record_checks, run_folder
 from tff_dpftrl.cli import main
 from tff_dpftrl.runs import statement_subject
@@ -159,8 +159,8 @@ def _forge(folder, **changes):
     _edited(path, change)
     forged = privacy_statement.PrivacyStatement.from_json(path.read_text())
     forged = statement_subject.bound(folder, forged)
-    path.write_text(forged.to_json())
-    path.with_suffix(".md").write_text(forged.to_markdown())
+    path.write_text(statement_text.to_json(forged))
+    path.with_suffix(".md").write_text(statement_text.markdown(forged))
 
 
 def _rows(folder, change):
