@@ -95,8 +95,8 @@ def add_parser(subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Accounts and prints; returns the exit status."""
-    needs = () if args.sampling else mechanism_flags.RUN
-    mechanism_flags.require(args, ("noise_multiplier",), ("rounds",), *needs)
+    needs = (("rounds",),) if args.sampling else mechanism_flags.RUN
+    mechanism_flags.require(args, ("noise_multiplier",), *needs)
     delta_flag.check(args.delta)
     options = sampling_flags.options_from(args)
     _check_branches(args, is_sampled=options is not None)

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--strategy",
         metavar="FILE|NAME",
-        help="Strategy file that tff-dpftrl plan --output wrote, or the name of a published "
+        help="Strategy file that tff-dpftrl optimize --output wrote, or the name of a published "
         "strategy, such as blt-gboard-b100, -b400 or -b1000 (parameters of production models).",
     )
     add_schema_arguments(parser)
@@ -67,8 +67,10 @@ def require(args: argparse.Namespace, *needs: Sequence[str]) -> None:
         raise validation.UsageError(f"the following flags are required: {', '.join(flags)}.")
 
 
-RUN = (("mechanism", "strategy"), ("min_sep", "min_sep_gap"))
-"""What `require` asks of a run without secret sampling, besides its rounds."""
+SCHEMA = (("rounds",), ("min_sep", "min_sep_gap"))
+"""What `require` asks for a participation schema."""
+RUN = (*SCHEMA, ("mechanism", "strategy"))
+"""What `require` asks of a run without secret sampling."""
 
 
 def add_schema_arguments(parser: argparse.ArgumentParser) -> None:
