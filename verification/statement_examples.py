@@ -21,7 +21,7 @@ from tff_dpftrl.participation import observed
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, privacy, sampled_privacy
 from tff_dpftrl.runtime import participation_histograms
-from tff_dpftrl.runtime.tasks import task_privacy
+from tff_dpftrl.runtime.tasks import secure_groups, task_privacy
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 
 _HEAD = """# Statements
@@ -141,7 +141,7 @@ def _after_another_run() -> statement.PrivacyStatement:
     return _finetuning(plan_lib.USER, facts)
 
 
-def _served(secure: terms_lib.SecureAggregation | None) -> statement.PrivacyStatement:
+def _served(secure: secure_groups.SecureGroups | None) -> statement.PrivacyStatement:
     terms = terms_lib.Terms(
         server_plan="ab" * 32,
         files={},
@@ -202,7 +202,7 @@ def examples() -> Iterator[tuple[str, statement.PrivacyStatement]]:
     yield "`private_fit` of a Keras model, by example", images
     yield "A loop with the noise of `NoiseStream`", _noise_stream()
     yield "A served task", _served(None)
-    secure = terms_lib.SecureAggregation("active-server", least_group=100, threshold=0.75)
+    secure = secure_groups.SecureGroups("active-server", least_group=100, threshold=0.75)
     yield "A served task with secure aggregation", _served(secure)
 
 

@@ -20,6 +20,7 @@ from tests.runtime.plans import plain_plans, secure_plans
 from tff_dpftrl.mechanisms import blt
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runtime.plans import device_work, plan_pb2, signing, verification
+from tff_dpftrl.runtime.tasks import secure_groups
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 
 KEY = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -44,7 +45,7 @@ TERMS = terms_lib.Terms(
     initial_weights_source=None,
     initial_weights_are_public=False,
     parameters={"clients_per_round": 3},
-    secure_aggregation=terms_lib.SecureAggregation("honest-but-curious", 2, 0.5),
+    secure_aggregation=secure_groups.SecureGroups("honest-but-curious", 2, 0.5),
 )
 
 

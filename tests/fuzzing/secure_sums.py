@@ -289,7 +289,7 @@ class _Aggregator:
         task = example_secure_task.task(
             4, threat_model=drawn.choice((example_secure_task.HONEST, example_secure_task.ACTIVE))
         )
-        self._drawn, self._demanded = drawn, task.secure_sum.parameters
+        self._drawn, self._demanded = drawn, task.secure_sum
         verify = None
         if self._demanded.threat_model is example_secure_task.ACTIVE:
             trusting = example_secure_task.Trusting()

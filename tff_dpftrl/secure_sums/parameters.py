@@ -116,6 +116,11 @@ class Parameters:
                 f"noise_parties has the key {twice.hex()} twice: name each noise party once."
             )
 
+    @property
+    def num_steps(self) -> int:
+        """Number of steps that follow the devices' keys."""
+        return 3 + (self.threat_model is ThreatModel.ACTIVE_SERVER) + bool(self.noise_parties)
+
     def noise_session(self, session: bytes) -> bytes:
         """Binds a session to everything that devices and noise parties must agree on.
 

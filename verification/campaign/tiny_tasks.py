@@ -40,13 +40,14 @@ LAYOUT = (
     vectors.Segment(NUM_DEVICES, 2**32),
     vectors.Segment(SIZE, MODULUS),
 )
-SECURE_SUM = population.SecureSumSettings(
-    # Against an active server, since that has the most steps.
-    parameters.Parameters(LAYOUT, parameters.ThreatModel.ACTIVE_SERVER, least_devices=2),
+SECURE_SUM = parameters.Parameters(
+    LAYOUT,
+    parameters.ThreatModel.ACTIVE_SERVER,  # That has the most steps.
+    least_devices=2,
     most_devices=NUM_DEVICES,
-    step_timeout=2.5,
 )
 ROUNDS = population.RoundSettings(
+    secure_step_timeout=2.5,
     goal_count=6,
     over_selection=4 / 3,
     least_fraction=0.5,

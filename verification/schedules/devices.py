@@ -174,9 +174,9 @@ class Device:
 
     def _join(self, message: messages.Configure) -> None:
         """Begins a secure sum, if it is one."""
-        settings = self._tasks[message.task].secure_sum
-        if settings is not None:
-            self._participant = toy_task.participant(settings, message)
+        demanded = self._tasks[message.task].secure_sum
+        if demanded is not None:
+            self._participant = toy_task.participant(demanded, message)
             self._message = self._participant.advertise().SerializeToString()
             self._step = 0
 

@@ -121,10 +121,10 @@ class Party:
         if message.round_index < self._next_row:  # It refuses.
             self.disconnect(self._random.uniform(0, 1))
             return
-        settings = self._task.secure_sum
-        assert settings is not None
+        demanded = self._task.secure_sum
+        assert demanded is not None
         self._half = noise_party_lib.NoiseParty(
-            settings.parameters,
+            demanded,
             message.secure_sum_session,
             key(self._number),
             lambda: self._noise(message.round_index),
@@ -138,9 +138,9 @@ class Party:
     def _noise(self, row: int) -> vectors.Vector:
         """Makes the noise of a row, which the ledger has from then on."""
         self._next_row = row + 1
-        settings = self._task.secure_sum
-        assert settings is not None
-        vector = vectors.zeros(settings.parameters.layout)
+        demanded = self._task.secure_sum
+        assert demanded is not None
+        vector = vectors.zeros(demanded.layout)
         vector[2][self._number] = row + 1
         return vector
 

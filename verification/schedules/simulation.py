@@ -80,13 +80,17 @@ def secure_population(
     plain = small_population(name)
     training, evaluation = plain.tasks
     rounds = dataclasses.replace(
-        training.rounds, goal_count=5, least_fraction=0.4, devices_per_aggregator=3
+        training.rounds,
+        goal_count=5,
+        least_fraction=0.4,
+        devices_per_aggregator=3,
+        secure_step_timeout=3.0,
     )
     training = dataclasses.replace(
         training,
         rounds=rounds,
         summation=toy_task.SecureNameSum(),
-        secure_sum=toy_task.secure_sum_settings(num_devices),
+        secure_sum=toy_task.secure_sum(num_devices),
     )
     return dataclasses.replace(plain, tasks=(training, evaluation))
 
@@ -105,9 +109,7 @@ def noised_population(num_parties: int = 1) -> population.Population:
     training = dataclasses.replace(
         training,
         rounds=dataclasses.replace(training.rounds, devices_per_aggregator=NUM_DEVICES),
-        secure_sum=toy_task.secure_sum_settings(
-            NUM_DEVICES, noise_parties.public_keys(num_parties)
-        ),
+        secure_sum=toy_task.secure_sum(NUM_DEVICES, noise_parties.public_keys(num_parties)),
     )
     return dataclasses.replace(plain, tasks=(training,))
 

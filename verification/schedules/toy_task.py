@@ -69,9 +69,7 @@ class NameSum(population.Summation):
         return total + other
 
 
-def secure_sum_settings(
-    num_devices: int, noise_parties: tuple[bytes, ...] = ()
-) -> population.SecureSumSettings:
+def secure_sum(num_devices: int, noise_parties: tuple[bytes, ...] = ()) -> parameters.Parameters:
     """Returns how names are summed securely: each device's place has its connection's number.
 
     Args:
@@ -80,40 +78,38 @@ def secure_sum_settings(
         noise, counted from 1.
 
     Returns:
-      The settings, for groups of two devices and more.
+      The parameters, for groups of two devices and more.
     """
     layout = [vectors.Segment(1, 2**32), vectors.Segment(num_devices, 2**32)]
     if noise_parties:
         layout.append(vectors.Segment(len(noise_parties), 2**32))
-    demanded = parameters.Parameters(
+    return parameters.Parameters(
         tuple(layout),
         parameters.ThreatModel.HONEST_BUT_CURIOUS,
         least_devices=2,
+        most_devices=num_devices,
         noise_parties=noise_parties,
     )
-    return population.SecureSumSettings(demanded, num_devices, step_timeout=3.0)
 
 
 def participant(
-    settings: population.SecureSumSettings, told: messages.Configure
+    demanded: parameters.Parameters, told: messages.Configure
 ) -> participant_lib.Participant:
     """Makes a device's half of the sum of a group.
 
     Args:
-      settings: What `secure_sum_settings` returned.
+      demanded: What `secure_sum` returned.
       told: What the device was sent; it is named after its connection, like "3.17".
 
     Returns:
       The participant.
     """
-    vector = vectors.zeros(settings.parameters.layout)
+    vector = vectors.zeros(demanded.layout)
     device, _, connection = told.device.partition(".")
     vector[0][0] = 1
     vector[1][int(device)] = int(connection)
     context = session_stream.secure_sum_context(told.task, told.round_index, told.model)
-    return participant_lib.Participant(
-        settings.parameters, told.secure_sum_session, vector, context=context
-    )
+    return participant_lib.Participant(demanded, told.secure_sum_session, vector, context=context)
 
 
 class SecureNameSum(NameSum):

@@ -71,19 +71,17 @@ def secure(least_devices=10, most_devices=130, num_neighbours=None, per_group=65
         changes.pop("threat_model", parameters.ThreatModel.HONEST_BUT_CURIOUS),
         least_devices,
         num_neighbours,
+        most_devices,
     )
-    settings = population.SecureSumSettings(
-        demanded, most_devices, num_neighbours=num_neighbours, **changes
-    )
-    rounds = dataclasses.replace(SIZES, devices_per_aggregator=per_group)
-    return dataclasses.replace(SERVED.task("training"), rounds=rounds, secure_sum=settings)
+    rounds = dataclasses.replace(SIZES, devices_per_aggregator=per_group, **changes)
+    return dataclasses.replace(SERVED.task("training"), rounds=rounds, secure_sum=demanded)
 
 
 def test_a_secure_sum_has_time_for_all_its_steps():
     plain = dataclasses.replace(SERVED.task("training"), rounds=SIZES)
     assert (plain.longest, plain.longest_closing()) == (SIZES.longest, SIZES.exchange_timeout)
     for model, steps in (("honest-but-curious", 3), ("active-server", 4)):
-        task = secure(step_timeout=7.0, threat_model=parameters.ThreatModel(model))
+        task = secure(secure_step_timeout=7.0, threat_model=parameters.ThreatModel(model))
         assert task.secure_sum.num_steps == steps
         assert task.longest == plain.longest + 7.0 * (steps + 1)
         assert task.longest_closing() == plain.longest_closing() + 7.0 * (steps + 1)
@@ -104,10 +102,10 @@ def test_rounds_that_fit_no_secure_sum_are_refused():
         secure(least_devices=131, most_devices=200)
     with pytest.raises(ValueError, match="choose 130 devices, and its moduli have room for 129"):
         secure(most_devices=129)
-    with pytest.raises(ValueError, match="most_devices"):
-        secure(least_devices=10, most_devices=9)
+    with pytest.raises(ValueError, match="most_devices must be"):
+        secure(most_devices=None)
     with pytest.raises(ValueError, match="step_timeout"):
-        secure(step_timeout=0.0)
+        secure(secure_step_timeout=0.0)
     with pytest.raises(TypeError, match="NameSum sums no vectors"):
         SERVED.task("training").summation.decode_group([], 1)
 

@@ -22,7 +22,7 @@ class Group:
 
     def __init__(self, task=None, least=3, role=ROLE):
         self.task = task or example_secure_task.task(5, least_devices=least)
-        self.demands = self.task.secure_sum.parameters
+        self.demands = self.task.secure_sum
         self.actor = secure_aggregator.SecureAggregator(
             "sums", self.task, role, random.Random(0), lambda *_: (7.0, 9.0)
         )
@@ -168,7 +168,7 @@ def test_who_drops_out_is_not_waited_for_longer_than_the_step(step, is_noticed):
 def test_steps_have_their_time_and_a_timer_of_one_that_is_over_means_nothing():
     made = closed()
     (timer,) = made.timers[1:]
-    assert timer.seconds == made.task.secure_sum.step_timeout
+    assert timer.seconds == made.task.rounds.secure_step_timeout
     made.send()
     made.deliver(timer.message).deliver(timer.message).send().send()
     assert made.part().total == made.sum_of(*DEVICES)
@@ -311,13 +311,11 @@ class NoisedGroup(Group):
 
     def __init__(self):
         task = example_secure_task.task(5)
-        settings = task.secure_sum
         demanded = dataclasses.replace(
-            settings.parameters, noise_parties=(PARTY.public_key().public_bytes_raw(),)
+            task.secure_sum, noise_parties=(PARTY.public_key().public_bytes_raw(),)
         )
-        settings = dataclasses.replace(settings, parameters=demanded)
         role = dataclasses.replace(ROLE, parties=("party",))
-        super().__init__(dataclasses.replace(task, secure_sum=settings), role=role)
+        super().__init__(dataclasses.replace(task, secure_sum=demanded), role=role)
 
     def _deliver_effect(self, to, message):
         if to != "party" or not isinstance(message, messages.Configure):

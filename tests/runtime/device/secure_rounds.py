@@ -152,7 +152,7 @@ class Rounds:
         self.sums = []
         self.seen = collections.Counter()
         self.reference = None if compiled is None else compiled.initialize()
-        self._layout = task.served.task.secure_sum.parameters.layout
+        self._layout = task.served.task.secure_sum.layout
         self._plans = loaded_plans.LoadedPlans(small_tasks.KEYS, max_running=2)
         self._drawn = random.Random(5)
         self._cohorts = 0

@@ -109,7 +109,7 @@ def _serve(folder, plan, store):
         ),
         _Vectors(),
         _NoServerSide(),
-        secure_sum=population.SecureSumSettings(demanded, 10),
+        secure_sum=demanded,
     )
     store.add_task("tests", "plain", model=tensor_values.to_bytes(plain_plans.SCALE), state=b"")
     signed = signing.sign(plan, _KEY).SerializeToString()

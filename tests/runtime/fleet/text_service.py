@@ -116,8 +116,7 @@ def plan(min_sep=1, threat_model=None):
 def _secure_sum(made):
     if not made.HasField("secure_aggregation"):
         return None
-    most = made.secure_aggregation.most_devices
-    return population.SecureSumSettings(secure_report.parameters_of(made), most, step_timeout=2.0)
+    return secure_report.parameters_of(made)
 
 
 def write_corpus(folder, num_users=40):
@@ -153,6 +152,7 @@ class Served:
             "selection_timeout": 5.0,
             "reporting_timeout": 5.0,
             "exchange_timeout": 5.0,
+            "secure_step_timeout": 2.0,
         }
         task = population.Task(
             "letters",

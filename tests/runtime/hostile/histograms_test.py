@@ -94,7 +94,7 @@ def _run(task, device, lies):
 
 
 def _sum(task, reports):
-    layout = task.served.task.secure_sum.parameters.layout
+    layout = task.served.task.secure_sum.layout
     total = vectors.zeros(layout)
     for report in reports:
         vectors.add(total, report, layout)

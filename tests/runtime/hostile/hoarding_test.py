@@ -34,8 +34,8 @@ def served(rounds, *, is_secure=False):
     summation, secure_sum = toy_task.NameSum(), None
     if is_secure:
         summation = toy_task.SecureNameSum()
-        secure_sum = toy_task.secure_sum_settings(HONEST + SILENT)
-        rounds = dataclasses.replace(rounds, devices_per_aggregator=7)
+        secure_sum = toy_task.secure_sum(HONEST + SILENT)
+        rounds = dataclasses.replace(rounds, devices_per_aggregator=7, secure_step_timeout=3.0)
     task = population.Task(
         "training", rounds, summation, toy_task.NameStep(), secure_sum=secure_sum
     )

@@ -34,7 +34,7 @@ class _Game:
             secure_aggregation=small_tasks.SECURE_AGGREGATION,
         )
         self.task = planned_task.PlannedTask(folder)
-        self.layout = self.task.served.task.secure_sum.parameters.layout
+        self.layout = self.task.served.task.secure_sum.layout
         self.commit = small_folder.Rounds(self.task, memory_store.MemoryStore()).commit
         device = small_folder.device_of(self.task)
         self.honest = [
@@ -192,7 +192,7 @@ def _run(game, reports):
             told, name = effect.message, effect.to
             if isinstance(told, messages.Configure):
                 made = conversations.make_participant(
-                    game.task.served.task.secure_sum.parameters,
+                    game.task.served.task.secure_sum,
                     told.secure_sum_session,
                     reports[names.index(name)],
                     context=session_stream.secure_sum_context(

@@ -60,7 +60,7 @@ class Keep(population.ServerStep):
 
 
 def demanded(threat_model=HONEST, least_devices=3, size=3):
-    return parameters.Parameters(layout(size), threat_model, least_devices)
+    return parameters.Parameters(layout(size), threat_model, least_devices, most_devices=100)
 
 
 def task(
@@ -72,6 +72,7 @@ def task(
         "selection_timeout": 30.0,
         "reporting_timeout": 30.0,
         "exchange_timeout": 5.0,
+        "secure_step_timeout": step_timeout,
         **changes,
     }
     return population.Task(
@@ -79,9 +80,7 @@ def task(
         population.RoundSettings(goal_count=goal_count, **rounds),
         VectorSum(size),
         Keep(),
-        secure_sum=population.SecureSumSettings(
-            demanded(threat_model, least_devices, size), 100, step_timeout=step_timeout
-        ),
+        secure_sum=demanded(threat_model, least_devices, size),
     )
 
 

@@ -29,10 +29,9 @@ def _served(size=3, **changes):
     made = example_secure_task.served(len(NUMBERS), size=size, **changes)
     task = made.task
     demanded = dataclasses.replace(
-        task.secure_sum.parameters, noise_parties=(KEY.public_key().public_bytes_raw(),)
+        task.secure_sum, noise_parties=(KEY.public_key().public_bytes_raw(),)
     )
-    settings = dataclasses.replace(task.secure_sum, parameters=demanded)
-    return dataclasses.replace(made, task=dataclasses.replace(task, secure_sum=settings)), demanded
+    return dataclasses.replace(made, task=dataclasses.replace(task, secure_sum=demanded)), demanded
 
 
 class _Party:

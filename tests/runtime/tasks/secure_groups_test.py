@@ -31,17 +31,17 @@ def _config(**changes):
 
 def test_a_plan_demands_what_the_options_say():
     assert _config(secure_aggregation=None).secure_groups is None
-    assert _config().secure_groups.demanded() == plan_pb2.SecureAggregation(
+    assert _config().secure_groups.demanded(130) == plan_pb2.SecureAggregation(
         threat_model=plan_pb2.SecureAggregation.HONEST_BUT_CURIOUS,
         least_devices=80,
         most_devices=130,
     )
     active = _config(secure_aggregation=_ACTIVE, least_group=20, devices_per_aggregator=50)
-    assert active.secure_groups.demanded() == plan_pb2.SecureAggregation(
+    assert active.secure_groups.demanded(130) == plan_pb2.SecureAggregation(
         threat_model=plan_pb2.SecureAggregation.ACTIVE_SERVER, least_devices=20, most_devices=130
     )
     large = _config(clients_per_round=1000, devices_per_aggregator=1300, secure_neighbours=150)
-    assert large.secure_groups.demanded().least_neighbours == 150
+    assert large.secure_groups.demanded(130).least_neighbours == 150
 
 
 def test_the_least_group_is_its_share_of_the_least_reports_and_is_kept():
@@ -72,11 +72,11 @@ def test_a_round_has_as_many_groups_as_the_options_say(
         (vectors.Segment(1, 2),),
         parameters.ThreatModel.HONEST_BUT_CURIOUS,
         config.secure_groups.least_group,
+        most_devices=config.rounds.wanted,
     )
     wanted = config.rounds.wanted
-    settings = population.SecureSumSettings(demanded, most_devices=wanted)
-    task = population.Task("nwp", config.rounds, None, None, secure_sum=settings)
-    assert task.num_groups(wanted) == config.secure_groups.num_groups
+    task = population.Task("nwp", config.rounds, None, None, secure_sum=demanded)
+    assert task.num_groups(wanted) == -(-wanted // config.devices_per_aggregator)
 
 
 @pytest.mark.parametrize(
@@ -183,11 +183,11 @@ def test_noise_parties_are_named_by_their_keys(tmp_path):
     key = signing_keys.create(tmp_path / "party").public_key().public_bytes_raw()
     config = _config(noise_party=f"{tmp_path / 'party.pub'},{_KEY}")
     assert config.noise_parties == (key.hex(), _KEY)
-    assert config.secure_groups.demanded().noise_parties == [key, bytes.fromhex(_KEY)]
-    assert config.secure_groups.stated().noise_parties == (key.hex(), _KEY)
+    assert config.secure_groups.demanded(130).noise_parties == [key, bytes.fromhex(_KEY)]
+    assert config.secure_groups.noise_parties == (key.hex(), _KEY)
     # The task's folder needs no file of another machine.
     assert config.resolved("nwp").noise_party == f"{key.hex()},{_KEY}"
-    plain = _config().secure_groups.stated()
+    plain = _config().secure_groups
     assert not plain.noise_parties and "noise_parties" not in plain.to_dict()
 
 

@@ -22,7 +22,7 @@ from tff_dpftrl.runtime.plans import (
     tensor_values,
 )
 from tff_dpftrl.runtime.protocol import wire_pb2
-from tff_dpftrl.runtime.tasks import planned_task, task_config, task_folder
+from tff_dpftrl.runtime.tasks import planned_task, secure_groups, task_config, task_folder
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 from tff_dpftrl.secure_sums import group, parameters, vectors
 
@@ -59,7 +59,7 @@ TERMS = terms_lib.Terms(
 )
 SECURE_TERMS = dataclasses.replace(
     TERMS,
-    secure_aggregation=terms_lib.SecureAggregation(
+    secure_aggregation=secure_groups.SecureGroups(
         "honest-but-curious",
         least_group=small_tasks.SECURE_AGGREGATION.least_devices,
         threshold=0.5,
@@ -171,7 +171,7 @@ def run_group(
     Returns:
       Indices of the devices whose reports are in the sum, and the sum.
     """
-    demanded, session = task.served.task.secure_sum.parameters, parameters.new_session()
+    demanded, session = task.served.task.secure_sum, parameters.new_session()
     server = group.Group(demanded, session)
     devices = {
         index: conversations.make_participant(demanded, session, report)

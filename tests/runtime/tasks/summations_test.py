@@ -58,7 +58,7 @@ def _reports(task, commit, num_devices=3):
 
 
 def _plain_sum(task, reports):
-    layout = task.served.task.secure_sum.parameters.layout
+    layout = task.served.task.secure_sum.layout
     total = vectors.zeros(layout)
     for report in reports:
         vectors.add(total, report, layout)
@@ -66,12 +66,11 @@ def _plain_sum(task, reports):
 
 
 def test_the_settings_are_those_of_plan_and_options(task):
-    settings = task.served.task.secure_sum
-    assert settings.most_devices == 8
-    assert (settings.parameters.least_devices, settings.parameters.noised_plans) == (2, b"")
-    assert settings.step_timeout == small_folder.CONFIG.secure_step_timeout
-    assert (settings.threshold_fraction, settings.num_neighbours) == (None, None)
-    layout = settings.parameters.layout
+    demanded, rounds = task.served.task.secure_sum, task.served.task.rounds
+    assert (demanded.least_devices, demanded.most_devices, demanded.noised_plans) == (2, 8, b"")
+    assert rounds.secure_step_timeout == small_folder.CONFIG.secure_step_timeout
+    assert (rounds.secure_threshold, demanded.least_neighbours) == (None, None)
+    layout = demanded.layout
     assert task.served.largest_report_bytes == vectors.packed_bytes(layout)
     assert [segment.size for segment in layout] == [1, 7, 3, 1, 1, 1, 4]
 

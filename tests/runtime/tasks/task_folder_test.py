@@ -15,7 +15,7 @@ from tests.runtime.tasks import small_folder
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.plans import approvals, plan_pb2, signing
-from tff_dpftrl.runtime.tasks import task_folder
+from tff_dpftrl.runtime.tasks import secure_groups, task_folder
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 
 _OTHER_KEY = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
@@ -114,7 +114,7 @@ def test_approvals_of_copies_of_the_folder_add_up(copied):
 
 @pytest.mark.slow
 def test_terms_of_secure_aggregation_are_those_of_the_plans(tmp_path):
-    stated = terms_lib.SecureAggregation("honest-but-curious", least_group=2, threshold=0.5)
+    stated = secure_groups.SecureGroups("honest-but-curious", least_group=2, threshold=0.5)
     terms = dataclasses.replace(small_folder.TERMS, secure_aggregation=stated)
     process = small_tasks.SECURE_ONLY_ROUNDS["secagg"]()
     plans = small_folder.plans(process, secure_aggregation=small_tasks.SECURE_AGGREGATION)

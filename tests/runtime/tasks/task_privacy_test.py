@@ -13,7 +13,7 @@ from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences_lib
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runtime import participation_histograms
-from tff_dpftrl.runtime.tasks import summation_sentences, task_privacy
+from tff_dpftrl.runtime.tasks import secure_groups, summation_sentences, task_privacy
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 
 _SCHEMA = small_folder.SCHEMA
@@ -144,7 +144,7 @@ def test_what_devices_report_of_their_participation_makes_no_condition_go_away()
 
 
 def _statement(**secure):
-    terms = _terms(secure_aggregation=terms_lib.SecureAggregation(**secure))
+    terms = _terms(secure_aggregation=secure_groups.SecureGroups(**secure))
     return task_privacy.TaskPrivacy(terms).statement(_SEEN(6, 2, 3))
 
 
@@ -198,7 +198,7 @@ def test_of_a_single_report_the_noise_parties_leave_the_update_with_noise():
 )
 def test_a_statement_names_the_server_from_whom_reports_were_hidden(secure, sentences):
     statement = _statement(**secure)
-    who_sees = summation_sentences.who_sees(terms_lib.SecureAggregation(**secure))
+    who_sees = summation_sentences.who_sees(secure_groups.SecureGroups(**secure))
     assert statement.setting.endswith(who_sees)
     for sentence in (*sentences, summation_sentences.NOT_HIDDEN):
         assert sentence in who_sees
@@ -222,7 +222,7 @@ def test_a_statement_names_the_server_from_whom_reports_were_hidden(secure, sent
     [(2 / 3, "66.6 %"), (0.6666, "66.6 %"), (0.57, "57 %"), (0.9999, "99.9 %")],
 )
 def test_shares_of_colluding_devices_are_never_rounded_up(threshold, percent):
-    secure = terms_lib.SecureAggregation("honest-but-curious", 40, threshold)
+    secure = secure_groups.SecureGroups("honest-but-curious", 40, threshold)
     assert f"no more than {percent} of" in summation_sentences.who_sees(secure)
 
 
@@ -241,7 +241,7 @@ def test_shares_of_colluding_devices_are_never_rounded_up(threshold, percent):
     ],
 )
 def test_a_statement_says_among_how_few_reports_one_is_hidden(secure, in_league, others):
-    said = summation_sentences.who_sees(terms_lib.SecureAggregation(*secure))
+    said = summation_sentences.who_sees(secure_groups.SecureGroups(*secure))
     assert f"In a group of {secure[1]}, with {in_league} of them in league, a report is " in said
     if others is None:
         assert "alone in what is left of the sum: it is not hidden." in said

@@ -215,7 +215,7 @@ class MasterAggregator(merging.Merging):
             self._abandon(f"{_Phase.REPORTING.value}{why}")
             return
         secure_sum = self._task.secure_sum
-        if secure_sum is not None and reports > secure_sum.most_devices:
+        if secure_sum is not None and reports > (secure_sum.most_devices or 0):
             self._abandon("more devices in the sum than its moduli have room for")
             return
         state = self._role.commit.state

@@ -80,7 +80,7 @@ class Summation(abc.ABC):
         """Decodes the secure sum of a group of devices.
 
         Args:
-          vector: Sum of the devices' vectors, in the layout of the task's `SecureSumSettings`.
+          vector: Sum of the devices' vectors, in the layout of the task's `secure_sum`.
           num_devices: Number of devices whose vectors are in the sum.
 
         Returns:
@@ -174,6 +174,12 @@ class RoundSettings:
     # `over_selection` has no effect.
     most_over_selection: float = 3.0
     max_fan_in: int = 16  # Largest number of sums that one actor merges; beyond it there is a tree.
+    # Share of a device's secret that does not recover it, where sums are secure; None for the least
+    # that devices accept.
+    secure_threshold: float | None = None
+    # Seconds that devices have for each step of a secure sum once reporting is closed; slower
+    # devices count as dropped.
+    secure_step_timeout: float = 60.0
 
     def __post_init__(self):
         validation.integer("goal_count", self.goal_count, minimum=1)
@@ -183,8 +189,8 @@ class RoundSettings:
         validation.probability("least_fraction", self.least_fraction)
         validation.integer("devices_per_aggregator", self.devices_per_aggregator, minimum=1)
         validation.integer("max_fan_in", self.max_fan_in, minimum=2)
-        for name in ("selection_timeout", "reporting_timeout", "exchange_timeout"):
-            validation.positive(name, getattr(self, name))
+        for name in ("selection", "reporting", "exchange", "secure_step"):
+            validation.positive(f"{name}_timeout", getattr(self, f"{name}_timeout"))
 
     @property
     def wanted(self) -> int:
@@ -227,38 +233,6 @@ class RoundSettings:
         return self.reporting_timeout + 7 * self.exchange_timeout
 
 
-@dataclasses.dataclass(frozen=True)
-class SecureSumSettings:
-    """Settings of a task whose devices sum their reports securely, in groups."""
-
-    # Parameters that the devices' plan demands: layout of a vector, threat model, and smallest
-    # number of devices in a group's sum.
-    parameters: parameters_lib.Parameters
-    most_devices: int  # Largest number of devices in all groups for which the moduli suffice.
-    # Fraction of a secret's shares that recovers it; the default of the threat model if None
-    # (`secure_sums.group.Group`).
-    threshold_fraction: float | None = None
-    num_neighbours: int | None = None  # None for all other devices of the group.
-    # Seconds that devices have for each step once reporting is closed; slower devices count as
-    # dropped.
-    step_timeout: float = 60.0
-
-    def __post_init__(self):
-        validation.integer("most_devices", self.most_devices, minimum=self.parameters.least_devices)
-        validation.positive("step_timeout", self.step_timeout)
-
-    @property
-    def num_steps(self) -> int:
-        """Number of steps once reporting is closed."""
-        is_active = self.parameters.threat_model is parameters_lib.ThreatModel.ACTIVE_SERVER
-        return 3 + is_active + bool(self.parameters.noise_parties)
-
-    @property
-    def longest(self) -> float:
-        """Longest time from the end of reporting to a group's sum, in seconds."""
-        return (self.num_steps + 1) * self.step_timeout
-
-
 def _no_refusal(commit: interface.Commit) -> None:
     del commit
 
@@ -285,7 +259,8 @@ class Task:
     # Function of the last commit that returns the reason why no further round may begin, like a
     # spent privacy budget, or None.
     refusal: Callable[[interface.Commit], str | None] = _no_refusal
-    secure_sum: SecureSumSettings | None = None  # None if the server sees reports in the clear.
+    # What the devices' plan demands of secure sums; None if the server sees reports in the clear.
+    secure_sum: parameters_lib.Parameters | None = None
     min_sep: int = 1  # Smallest stride between two rounds of one device, in rounds.
     max_participations: int | None = None  # Largest number of rounds of one device, if limited.
     min_sep_hours: float = 0.0  # Hours that a device rests after it took part.
@@ -298,18 +273,19 @@ class Task:
         if self.secure_sum is not None:
             self._check_sizes(self.secure_sum)
 
-    def _check_sizes(self, secure_sum: SecureSumSettings) -> None:
-        wanted, least = self.rounds.wanted, secure_sum.parameters.least_devices
+    def _check_sizes(self, secure_sum: parameters_lib.Parameters) -> None:
+        wanted, least = self.rounds.wanted, secure_sum.least_devices
+        most = validation.integer("most_devices", secure_sum.most_devices, minimum=least)
         if wanted < least:
             raise validation.UsageError(
                 f"rounds of the task {self.name!r} choose {wanted} devices, and its devices are "
                 f"in no secure sum of fewer than {least}: raise goal_count, or make the task with "
                 "a smaller least_devices."
             )
-        if wanted > secure_sum.most_devices:
+        if wanted > most:
             raise validation.UsageError(
                 f"rounds of the task {self.name!r} choose {wanted} devices, and its moduli have "
-                f"room for {secure_sum.most_devices}: lower goal_count or over_selection, or make "
+                f"room for {most}: lower goal_count or over_selection, or make "
                 "the task with a larger most_devices."
             )
         if self.noise_parties and self.num_groups(wanted) != 1:
@@ -322,7 +298,7 @@ class Task:
     @property
     def noise_parties(self) -> tuple[bytes, ...]:
         """Raw public keys of the parties without which no round begins; empty for most tasks."""
-        return () if self.secure_sum is None else self.secure_sum.parameters.noise_parties
+        return () if self.secure_sum is None else self.secure_sum.noise_parties
 
     def wait_for_parties(self, event: events.PartyAway) -> str:
         """Describes that the next round waits for noise parties, or why rounds are skipped."""
@@ -355,7 +331,9 @@ class Task:
 
     @property
     def _secure_seconds(self) -> float:
-        return 0.0 if self.secure_sum is None else self.secure_sum.longest
+        if self.secure_sum is None:
+            return 0.0
+        return (self.secure_sum.num_steps + 1) * self.rounds.secure_step_timeout
 
     def num_groups(self, num_devices: int) -> int:
         """Computes the number of Aggregators among which devices are divided evenly; 0 if too few.
@@ -363,13 +341,13 @@ class Task:
         A secure sum's group is lost if too many of its devices drop out. A group should therefore
         hold the smallest sum's devices times `over_selection`. Where groups of
         `devices_per_aggregator` would be smaller, there are fewer and larger groups. This is not
-        done with `num_neighbours`, since the proof for such groups holds up to this size only.
+        done with `least_neighbours`, since the proof for such groups holds up to this size only.
         """
         groups = math.ceil(num_devices / self.rounds.devices_per_aggregator)
         if self.secure_sum is None:
             return groups
-        least = self.secure_sum.parameters.least_devices
-        if self.secure_sum.num_neighbours is None:
+        least = self.secure_sum.least_devices
+        if self.secure_sum.least_neighbours is None:
             roomy = int(num_devices // (least * self.rounds.over_selection))
             groups = max(1, min(groups, roomy))
         return groups if num_devices >= groups * least else 0

@@ -43,16 +43,16 @@ class SecureAggregator(reporting.Reporting):
     ):
         """Begins a group; `factory.ActorFactory` documents the arguments."""
         super().__init__(address, task, role, randomness, pace)
-        settings = task.secure_sum
-        if settings is None:
+        demanded = task.secure_sum
+        if demanded is None:
             raise ValueError(f"secure_sum of the task {task.name!r} is None: use an Aggregator.")
-        self._settings = settings
+        self._least_devices = demanded.least_devices
         self._session = parameters.new_session()
         self._group = group_lib.Group(  # Deleted when it is over, since it is large.
-            settings.parameters,
+            demanded,
             self._session,
-            threshold_fraction=settings.threshold_fraction,
-            num_neighbours=settings.num_neighbours,
+            threshold_fraction=task.rounds.secure_threshold,
+            num_neighbours=demanded.least_neighbours,
             verify_proof=verify_identity and functools.partial(verify_identity, self._session),
             context=session_stream.secure_sum_context(role.task, role.round_index, role.model),
         )
@@ -80,10 +80,7 @@ class SecureAggregator(reporting.Reporting):
     @property
     def _is_short(self) -> bool:
         """Whether too few devices have arrived, and others may arrive."""
-        return (
-            bool(self._awaited - self._parties)
-            and len(self._here) < self._settings.parameters.least_devices
-        )
+        return bool(self._awaited - self._parties) and len(self._here) < self._least_devices
 
     def _begin(self) -> None:
         self._configure(self._session)
@@ -220,7 +217,7 @@ class SecureAggregator(reporting.Reporting):
             return
         if self._group.missing_noise_parties and not self._gone & self._parties:
             self._waits_for_parties = True
-            self.after(self._settings.step_timeout, self._group.phase)
+            self.after(self._task.rounds.secure_step_timeout, self._group.phase)
         else:
             self._advance()
 
@@ -238,7 +235,7 @@ class SecureAggregator(reporting.Reporting):
         for device, answer in answers.items():
             content = answer.SerializeToString()
             self.send(device, messages.SecureSumAnswer(device, self._steps[device], content))
-        self.after(self._settings.step_timeout, self._group.phase)
+        self.after(self._task.rounds.secure_step_timeout, self._group.phase)
         self._go_on()  # At once if no device is left.
 
     def _hand_over(self) -> None:

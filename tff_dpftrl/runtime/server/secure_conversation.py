@@ -32,7 +32,7 @@ def most_bytes(task: served_task.ServedTask) -> int:
     secure_sum = task.task.secure_sum
     if secure_sum is None:
         return 0
-    return limits_lib.PEER_BYTES * (secure_sum.num_neighbours or task.task.rounds.wanted)
+    return limits_lib.PEER_BYTES * (secure_sum.least_neighbours or task.task.rounds.wanted)
 
 
 class SecureConversation:

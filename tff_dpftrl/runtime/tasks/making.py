@@ -159,7 +159,7 @@ def make_evaluation(
         noise_multiplier=0.0,
         max_epsilon=None,
         parameters={},
-        secure_aggregation=_secure_terms(config),
+        secure_aggregation=config.secure_groups,
     )
     progress("Building the plans ...")
     if isinstance(parts.model, model_lib.Model):
@@ -236,12 +236,8 @@ def _terms(parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan) -> terms_lib.Terms:
         initial_weights_are_public=initial is not None and initial.is_public,
         earlier_runs=() if initial is None else initial.runs,
         parameters=parameters,
-        secure_aggregation=_secure_terms(config),
+        secure_aggregation=config.secure_groups,
     )
-
-
-def _secure_terms(config: task_config.TaskConfig) -> terms_lib.SecureAggregation | None:
-    return None if config.secure_groups is None else config.secure_groups.stated()
 
 
 def _listed(specs: Mapping[str, tf.TensorSpec]) -> str:
@@ -499,7 +495,7 @@ def _build(
                 times_edges=buckets.times_edges,
             ),
         ),
-        secure_aggregation=None if groups is None else groups.demanded(),
+        secure_aggregation=None if groups is None else groups.demanded(config.rounds.wanted),
         broadcast=broadcast,
         private_round=private_round,
         report_limits=limits,

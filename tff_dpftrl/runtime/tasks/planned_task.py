@@ -32,6 +32,7 @@ from tff_dpftrl.runtime.plans import (
 from tff_dpftrl.runtime.server import served_task
 from tff_dpftrl.runtime.store import contents, interface
 from tff_dpftrl.runtime.tasks import summations, task_folder, task_privacy, task_state
+from tff_dpftrl.secure_sums import parameters
 
 _OF_ALL_ROUNDS = "total_rounds_metrics/"  # Sums over models that differ: not shown.
 
@@ -289,19 +290,12 @@ def _summation(work: server_work.ServerWork, most_reports: int) -> population_li
     return summations.PlanSummation(work, most_reports)
 
 
-def _secure_sum(folder: task_folder.TaskFolder) -> population_lib.SecureSumSettings | None:
-    """Returns how the task's devices sum their reports, by their plans and the options."""
+def _secure_sum(folder: task_folder.TaskFolder) -> parameters.Parameters | None:
+    """Returns what the task's plans demand of secure sums."""
     if not secure_report.is_asked_for(folder.server):
         return None
-    config = folder.config
     _check_noise_parties(folder)
-    return population_lib.SecureSumSettings(
-        parameters=secure_report.parameters_of(folder.server),
-        most_devices=folder.server.secure_aggregation.most_devices,
-        threshold_fraction=config.secure_threshold,
-        num_neighbours=config.secure_neighbours,
-        step_timeout=config.secure_step_timeout,
-    )
+    return secure_report.parameters_of(folder.server)
 
 
 def _check_noise_parties(folder: task_folder.TaskFolder) -> None:

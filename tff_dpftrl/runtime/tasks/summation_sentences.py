@@ -12,7 +12,6 @@ from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.runtime.tasks import secure_groups
-from tff_dpftrl.runtime.tasks import terms as terms_lib
 from tff_dpftrl.secure_sums import parameters
 
 SUMS_ARE_SEEN = (
@@ -35,7 +34,7 @@ _SERVERS = {
 }
 
 
-def who_sees(secure: terms_lib.SecureAggregation | None) -> str:
+def who_sees(secure: secure_groups.SecureGroups | None) -> str:
     """Describes from whom reports are hidden, under what conditions, and what is not hidden."""
     if secure is None:
         return SUMS_ARE_SEEN
@@ -55,7 +54,7 @@ def who_sees(secure: terms_lib.SecureAggregation | None) -> str:
     return f"{kept} {against} {_smallest(secure)} {NOT_HIDDEN}"
 
 
-def who_adds_noise(secure: terms_lib.SecureAggregation) -> str:
+def who_adds_noise(secure: secure_groups.SecureGroups) -> str:
     """Describes who adds the noise within the sums, whom that protects from, and what it needs."""
     return (
         f"{_parties(secure)} within the sum of each round, so that the server sees no updates, and "
@@ -68,7 +67,7 @@ def who_adds_noise(secure: terms_lib.SecureAggregation) -> str:
     )
 
 
-def _parties(secure: terms_lib.SecureAggregation) -> str:
+def _parties(secure: secure_groups.SecureGroups) -> str:
     number = len(secure.noise_parties)
     if number == 1:
         return "A noise party, which is another operator without data, adds the noise"
@@ -78,7 +77,7 @@ def _parties(secure: terms_lib.SecureAggregation) -> str:
     )
 
 
-def _protects(secure: terms_lib.SecureAggregation) -> str:
+def _protects(secure: secure_groups.SecureGroups) -> str:
     number = len(secure.noise_parties)
     if number == 1:
         return (
@@ -92,7 +91,7 @@ def _protects(secure: terms_lib.SecureAggregation) -> str:
     )
 
 
-def _hidden_among(secure: terms_lib.SecureAggregation) -> int:
+def _hidden_among(secure: secure_groups.SecureGroups) -> int:
     """Counts the other honest reports in the smallest group, with the most colluding devices."""
     least = secure.least_group
     if parameters.ThreatModel(secure.threat_model) is parameters.ThreatModel.ACTIVE_SERVER:
@@ -102,7 +101,7 @@ def _hidden_among(secure: terms_lib.SecureAggregation) -> int:
     return least - 1 - math.floor(share * least * (1.0 + 1e-12))
 
 
-def _smallest(secure: terms_lib.SecureAggregation) -> str:
+def _smallest(secure: secure_groups.SecureGroups) -> str:
     """Describes how little hides a report in the smallest group, if most collude that may."""
     least, others = secure.least_group, _hidden_among(secure)
     of_group = f"In a group of {least}, with {least - 1 - others} of them in league,"
@@ -112,7 +111,7 @@ def _smallest(secure: terms_lib.SecureAggregation) -> str:
     return f"{of_group} a report is in one exact sum with {counted}: whoever knows them knows it."
 
 
-def trust(secure: terms_lib.SecureAggregation | None) -> facts_lib.Trust:
+def trust(secure: secure_groups.SecureGroups | None) -> facts_lib.Trust:
     """Returns the trust model of a task: what the server sees, and what not."""
     usual = sentences.trust("device", in_one_place=False)
     if secure is None:
@@ -137,7 +136,7 @@ def trust(secure: terms_lib.SecureAggregation | None) -> facts_lib.Trust:
     return facts_lib.Trust(setting, f"{sentences.FROM_OTHERS} {_server_sees(secure)}")
 
 
-def _server_sees(secure: terms_lib.SecureAggregation) -> str:
+def _server_sees(secure: secure_groups.SecureGroups) -> str:
     """Describes in plain words what the server sees; `who_sees` has it in full."""
     is_active = parameters.ThreatModel(secure.threat_model) is parameters.ThreatModel.ACTIVE_SERVER
     if is_active:
@@ -163,7 +162,7 @@ def _server_sees(secure: terms_lib.SecureAggregation) -> str:
     return " ".join(texts)
 
 
-def in_short(secure: terms_lib.SecureAggregation | None) -> str:
+def in_short(secure: secure_groups.SecureGroups | None) -> str:
     """Describes in a few words how reports are summed."""
     if secure is None:
         return "Reports are summed by the server in the clear."
@@ -203,7 +202,7 @@ def _curious_with_neighbours(neighbours: int, corrupt_fraction: float) -> str:
     )
 
 
-def _seen_by_others(secure: terms_lib.SecureAggregation) -> str:
+def _seen_by_others(secure: secure_groups.SecureGroups) -> str:
     """Describes what a server sees that deviates from the protocol."""
     what = ": updates with the noise, metrics without" if secure.noise_parties else ""
     return (

@@ -379,7 +379,6 @@ class TaskConfig(config_lib.TrainingConfig):
 
     def _check_secure_aggregation(self) -> None:
         if self.secure_groups is not None:  # Made, and so checked.
-            validation.positive("secure_step_timeout", self.secure_step_timeout)
             if self.noise_party is not None and self.mechanism == "none":
                 raise validation.UsageError(
                     "noise_party adds the noise of a mechanism, and mechanism 'none' has none: "
@@ -398,14 +397,13 @@ class TaskConfig(config_lib.TrainingConfig):
         """Groups of devices that sum their reports securely; None if the server sees reports."""
         if self.secure_aggregation is None:
             return None
-        return secure_groups_lib.SecureGroups(
-            threat_model=self.secure_aggregation,
-            rounds=self.rounds,
+        return secure_groups_lib.of_rounds(
+            self.rounds,
+            self.secure_aggregation,
             secagg_bits=self.secagg_bits,
-            given_least_group=self.least_group,
-            secure_threshold=self.secure_threshold,
-            secure_neighbours=self.secure_neighbours,
-            secure_corrupt_fraction=self.secure_corrupt_fraction,
+            least_group=self.least_group,
+            neighbours=self.secure_neighbours,
+            corrupt_fraction=self.secure_corrupt_fraction,
             noise_parties=self.noise_parties,
         )
 
@@ -427,6 +425,8 @@ class TaskConfig(config_lib.TrainingConfig):
             reporting_timeout=self.reporting_timeout,
             devices_per_aggregator=self.devices_per_aggregator,
             exchange_timeout=self.exchange_timeout,
+            secure_threshold=self.secure_threshold,
+            secure_step_timeout=self.secure_step_timeout,
         )
 
     def resolved(self, name: str) -> TaskConfig:

@@ -39,7 +39,7 @@ from tff_dpftrl.data import vocabulary, vocabulary_file
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.device import named_tensors
 from tff_dpftrl.runtime.plans import approvals, fresh_bits, plan_pb2, secure_report, signing
-from tff_dpftrl.runtime.tasks import task_config
+from tff_dpftrl.runtime.tasks import secure_groups, task_config
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 from tff_dpftrl.training import options as options_lib
 
@@ -288,7 +288,7 @@ def _check_bound(
 
 
 def _check_secure_aggregation(
-    stated: terms_lib.SecureAggregation | None, server: plan_pb2.ServerPlan
+    stated: secure_groups.SecureGroups | None, server: plan_pb2.ServerPlan
 ) -> None:
     """Refuses terms that state another secure aggregation than devices demand."""
     in_plans = in_terms = None

@@ -26,7 +26,7 @@ from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runtime import participation_histograms
-from tff_dpftrl.runtime.tasks import summation_sentences
+from tff_dpftrl.runtime.tasks import secure_groups, summation_sentences
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 
 _HONEST_DEVICES = (
@@ -50,7 +50,7 @@ _ROUNDING = 1 + 1e-9  # Tolerance for a noise multiplier that was calibrated to 
 _BEFORE_THE_FIRST = participation_histograms.ObservedRounds()
 
 
-def honest_devices(secure: terms_lib.SecureAggregation | None) -> str:
+def honest_devices(secure: secure_groups.SecureGroups | None) -> str:
     """Describes what devices must do for ε to hold, and who is not covered if one does not."""
     return _HONEST_DEVICES + (_IN_THE_CLEAR if secure is None else _IN_A_SECURE_SUM)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -24,7 +23,7 @@ from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.plans import signing
-from tff_dpftrl.secure_sums import parameters
+from tff_dpftrl.runtime.tasks import secure_groups
 
 Kind = Literal["training", "evaluation"]
 
@@ -36,51 +35,12 @@ ORDER_STATISTICS = "order_statistics"
 """Name of the parameter that lists the metrics of which rounds record order statistics."""
 
 _FORMAT = 1
-_KEY = re.compile("[0-9a-f]{64}")
 _PLAIN = {"str": str, "bool": bool, "str | None": str | None}
 _DOMAIN = b"tff_dpftrl.runtime.tasks.Terms 1:"
 
 
 class TermsRefusedError(validation.UsageError):
     """Raised for terms that are not those of a task; the message says why."""
-
-
-@dataclasses.dataclass(frozen=True)
-class SecureAggregation:
-    """Secure aggregation, as devices demand it by their plans: it hides reports from the server."""
-
-    threat_model: str  # Behaviour of the server: a value of `secure_sums.parameters.ThreatModel`.
-    least_group: int  # Smallest number of devices in the sum of a group.
-    threshold: float  # Share of the holders of a secret's shares, more than which recover it.
-    neighbours: int | None = None  # Number of a device's neighbours; None for its whole group.
-    # Share of the devices that may collude with the server, for which `neighbours` were chosen;
-    # None without `neighbours`.
-    corrupt_fraction: float | None = None
-    # Raw public keys, hexadecimal, of the parties that each add the whole noise within the sum, so
-    # that the server sees no sum of updates without it; empty if the server adds it.
-    noise_parties: tuple[str, ...] = ()
-
-    def __post_init__(self):
-        object.__setattr__(self, "noise_parties", tuple(self.noise_parties))
-        parameters.ThreatModel(self.threat_model)
-        validation.integer("least_group", self.least_group, minimum=2)
-        validation.number("threshold", self.threshold, at_least=0.5, below=1)
-        if (self.neighbours is None) != (self.corrupt_fraction is None):
-            raise validation.UsageError(
-                f"neighbours={self.neighbours} and corrupt_fraction={self.corrupt_fraction} go "
-                "together: give both or neither."
-            )
-        if not all(isinstance(key, str) and _KEY.fullmatch(key) for key in self.noise_parties):
-            raise validation.UsageError(
-                f"noise_parties must be keys of 64 hexadecimal digits, got {self.noise_parties!r}."
-            )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns JSON-compatible values; those of earlier versions without noise parties."""
-        values = dataclasses.asdict(self)
-        if not self.noise_parties:
-            del values["noise_parties"]
-        return values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +67,8 @@ class Terms:
     initial_weights_are_public: bool  # Whether they are recorded to be from public text alone.
     parameters: Mapping[str, str | int | float | bool | None]  # Further entries of the statement.
     model_of: str | None = None  # Name of the task whose model is evaluated; None for training.
-    secure_aggregation: SecureAggregation | None = None  # None if the server sees reports.
+    # Groups in which reports are summed; None if the server sees reports.
+    secure_aggregation: secure_groups.SecureGroups | None = None
     earlier_runs: tuple[composition.Spent, ...] = ()  # Runs behind the initial weights, last first.
     vocabulary_is_noised: bool = False  # Whether a private source was counted with noise.
 
@@ -202,7 +163,7 @@ def _from_dict(values: dict[str, Any]) -> Terms:
         | {
             "schema": schema_lib.MinSep(**values["schema"]),
             "strategy": None if strategy is None else serialization.strategy_from_dict(strategy),
-            "secure_aggregation": None if secure is None else SecureAggregation(**secure),
+            "secure_aggregation": None if secure is None else secure_groups.SecureGroups(**secure),
             "earlier_runs": tuple(composition.Spent(**run) for run in runs),
         }
     )
