@@ -2,7 +2,6 @@
 
 import os
 import stat
-import sys
 
 import pytest
 
@@ -24,10 +23,7 @@ def test_a_failed_write_leaves_the_old_content(tmp_path, monkeypatch):
 
 
 def test_an_error_in_the_block_leaves_nothing(tmp_path):
-    with (
-        pytest.raises(RuntimeError),
-        durable_files.replacing(tmp_path / "file") as file,
-    ):
+    with pytest.raises(RuntimeError), durable_files.replacing(tmp_path / "file") as file:
         file.write(b"half")
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
@@ -156,7 +152,3 @@ def test_one_holds_a_lock_and_nobody_holds_one_whose_file_is_gone(tmp_path, monk
     monkeypatch.setattr(durable_files.fcntl, "flock", late)
     with durable_files.locked(path) as is_ours:
         assert not is_ours
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,5 @@
 """Tests of tff_dpftrl.data.vocabulary."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 
@@ -253,7 +249,3 @@ def test_a_table_of_users_may_be_called_counts(tmp_path):
 def test_counts_that_cannot_be_used_are_refused(tmp_path, rows, message):
     with pytest.raises(ValueError, match=message):
         vocabulary.from_counts(_write_counts(tmp_path, rows), 3)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

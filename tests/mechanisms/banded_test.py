@@ -1,9 +1,6 @@
 """Tests of banded strategies against dense matrices."""
 
-from __future__ import annotations
-
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -145,7 +142,3 @@ def test_rows_are_copied_and_read_only():
     assert strategy.rows[0, 0] == 1.0
     with pytest.raises(ValueError, match="read-only"):
         strategy.rows[0, 0] = 2.0
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

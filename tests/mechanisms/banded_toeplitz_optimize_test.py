@@ -1,9 +1,5 @@
 """Tests of the optimiser of banded Toeplitz strategies."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 from scipy import optimize
@@ -95,7 +91,3 @@ def test_overlapping_columns_are_refused():
 def test_one_band_is_the_identity():
     best = banded_toeplitz_optimize.optimize_banded_toeplitz(schema_lib.MinSep(20, 5, 2), 1)
     assert best.coefficients == (1.0,)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,6 @@
 """Tests of banded Toeplitz strategies."""
 
-from __future__ import annotations
-
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -109,7 +106,3 @@ def test_bad_coefficients_are_refused(bad):
 def test_bad_number_of_bands_is_refused():
     with pytest.raises(ValueError, match="bands must be at least 1"):
         banded_toeplitz.BandedToeplitz.fhu(0)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

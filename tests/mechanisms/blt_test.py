@@ -1,10 +1,7 @@
 """Tests of BLTs: streaming against dense, inverse, sensitivity against every pattern."""
 
-from __future__ import annotations
-
 import itertools
 import math
-import sys
 
 import hypothesis
 import numpy as np
@@ -169,7 +166,3 @@ def test_bad_parameters_are_refused(decay, scale, message):
 def test_a_description_without_scales_is_refused():
     with pytest.raises(ValueError, match="output_scale"):
         blt.Blt.from_dict({"mechanism": "blt", "buf_decay": [0.5]})
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

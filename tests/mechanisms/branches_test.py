@@ -1,10 +1,7 @@
 """The sensitivity of branches against the enumeration of every pattern of all branches."""
 
-from __future__ import annotations
-
 import functools
 import itertools
-import sys
 
 import numpy as np
 import pytest
@@ -127,10 +124,7 @@ def test_never_below_what_the_noise_of_the_branches_hides(name, fork_at):
     shared, later = (rows[:, :num_shared] for rows in columns_first)
     own = np.kron(np.eye(num_branches), columns_first[1][:, num_shared:])
     whole = np.block(
-        [
-            [shared, np.zeros((fork_at, own.shape[1]))],
-            [np.tile(later, (num_branches, 1)), own],
-        ]
+        [[shared, np.zeros((fork_at, own.shape[1]))], [np.tile(later, (num_branches, 1)), own]]
     )
     precision = np.linalg.inv(whole @ whole.T)
     for min_sep, count in itertools.product((1, 2, 3), (1, 2, 6)):
@@ -172,7 +166,3 @@ def test_long_runs_are_charged_as_many_runs_as_there_are_branches():
 def test_what_is_no_fork_is_refused(strategy, values, message):
     with pytest.raises(ValueError, match=message):
         branches.sensitivity(strategy, schema_lib.MinSep(_ROUNDS, 2, 2), **values)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,10 +3,7 @@
 For n <= 12 rounds all patterns of all schemas are tried, on the materialised C.
 """
 
-from __future__ import annotations
-
 import functools
-import sys
 
 import numpy as np
 import pytest
@@ -154,7 +151,3 @@ def test_banded_is_exact_from_min_sep_equal_to_bands(bands):
             result = strategy.sensitivity(schema)
             assert result.exact
             assert result.squared == pytest.approx(truth, rel=_ROUNDING)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,6 @@
 """Tests of dense strategies."""
 
-from __future__ import annotations
-
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -107,7 +104,3 @@ def test_bad_matrices_are_refused(bad):
 def test_more_rounds_than_rows_are_refused():
     with pytest.raises(ValueError, match="num_rounds must be in 1 ... 12"):
         dense.Dense(_matrix()).noise_matrix(13)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,11 +1,6 @@
 """Tests of the identity strategy."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
-import pytest
 
 from tff_dpftrl.mechanisms import identity, noise_recipe
 from tff_dpftrl.participation import schema as schema_lib
@@ -35,7 +30,3 @@ def test_sensitivity_counts_participations_that_fit():
 def test_dictionary_round_trip():
     strategy = identity.Identity()
     assert identity.Identity.from_dict(strategy.to_dict()) == strategy
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,6 @@
 """Tests of strategies whose inverse is banded."""
 
-from __future__ import annotations
-
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -102,7 +99,3 @@ def test_bad_parameters_of_the_family_are_refused():
     for correlation in (-0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match="correlation must be .* at most 1"):
             inverse_banded.InverseBanded.lambda_cgd(correlation)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,6 @@
 """Tests of restarted strategies against block-diagonal matrices."""
 
-from __future__ import annotations
-
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -198,7 +195,3 @@ def test_a_whole_run_from_a_block():
     for starts in ((0,), (0, 10)):
         with pytest.raises(ValueError, match="at most 15 rounds, got (40|30): .*--rounds"):
             restarts.whole_run(base, 40, starts)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

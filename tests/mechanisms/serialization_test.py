@@ -1,9 +1,6 @@
 """Tests of strategy files: exact round trips, versions, atomic writes, clear errors."""
 
-from __future__ import annotations
-
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -126,7 +123,3 @@ def test_failed_writes_leave_the_old_file(tmp_path, monkeypatch):
         serialization.save(tmp_path / "missing" / "strategy.json", identity.Identity())
     with pytest.raises(ValueError, match="Cannot read"):
         serialization.load(tmp_path / "missing.json")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,19 +1,11 @@
 """Tests of what all strategies share: names, and the refusal of what is none."""
 
-from __future__ import annotations
-
-import sys
 import types
 
 import numpy as np
 import pytest
 
-from tff_dpftrl.accounting import (
-    amplified_banded,
-    calibrate,
-    guarantee,
-    planner,
-)
+from tff_dpftrl.accounting import amplified_banded, calibrate, guarantee, planner
 from tff_dpftrl.mechanisms import (
     banded,
     banded_toeplitz,
@@ -139,7 +131,3 @@ _CONSUMERS = {
 def test_it_is_checked_where_a_strategy_is_wanted(consumer, value):
     with pytest.raises(ValueError, match="must be a strategy of tff_dpftrl.mechanisms"):
         _CONSUMERS[consumer](value)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

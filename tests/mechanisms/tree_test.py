@@ -1,9 +1,5 @@
 """Tests of the tree strategies against materialised matrices."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 
@@ -131,7 +127,3 @@ def test_round_trip(variance_reduction):
     assert tree.FullTree.from_dict(tree.FullTree().to_dict()).to_dict() == {
         "mechanism": "tree-full"
     }
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,11 +1,8 @@
 """Tests of workloads: against loops over rounds, and the noise of models against dense matrices."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import pathlib
-import sys
 
 import numpy as np
 import pytest
@@ -265,7 +262,3 @@ def test_blocks_between_restarts_have_their_own_workload():
         "bandtoep", schema_lib.MinSep(20, 5, 6), table.Options(workload=made.rounds(10, 30))
     )
     assert found == restarts.Restarted(block, (0, 10))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,5 @@
 """Tests of tff_dpftrl.models.evaluation."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -70,7 +66,3 @@ def test_bad_weights_are_refused():
     evaluate = evaluation.Evaluator(_MODEL, _SPECIAL, _sequences(3))
     with pytest.raises(ValueError, match="shorter"):
         evaluate(_MODEL.initial_weights(0)[:-1])
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

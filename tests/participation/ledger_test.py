@@ -6,7 +6,6 @@ import os
 import pathlib
 import sqlite3
 import stat
-import sys
 import tempfile
 
 import hypothesis
@@ -340,8 +339,7 @@ def histories(draw):
     users = st.sets(st.sampled_from("abcdefg"), max_size=4)
     return draw(
         st.lists(
-            st.tuples(users, st.one_of(st.none(), st.sets(st.sampled_from("abcdefg")))),
-            max_size=8,
+            st.tuples(users, st.one_of(st.none(), st.sets(st.sampled_from("abcdefg")))), max_size=8
         )
     )
 
@@ -411,7 +409,3 @@ def test_a_production_sized_cohort_passes_through(path):
     assert sum(c * n for c, n in seen.histogram.items()) == 7 * 6_500
     assert recount.recount(path).observed == seen
     assert np.max(list(seen.histogram)) == 3
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

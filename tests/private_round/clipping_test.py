@@ -1,9 +1,6 @@
 """Clipping: never above the bound, and nothing changed below it."""
 
-from __future__ import annotations
-
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -212,7 +209,3 @@ def test_refuses_unusable_proportions():
     clip = clipping.PerLayerClipping(1.0, (1.0, 1.0))
     with pytest.raises(ValueError, match="proportions has 2 entries, but an update has 3"):
         clip.clip(_update(), _round(0))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

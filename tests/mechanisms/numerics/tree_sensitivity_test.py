@@ -1,9 +1,6 @@
 """Tests of the sensitivity of trees against enumeration and published rows."""
 
-from __future__ import annotations
-
 import random
-import sys
 
 import pytest
 
@@ -101,7 +98,3 @@ def test_out_of_budget_gives_a_bound_and_says_so():
     bound, bound_is_exact = tree_sensitivity.squared([2000], 55, 36, max_work=10)
     assert is_exact and not bound_is_exact
     assert exact < bound <= 1.1 * exact
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))
