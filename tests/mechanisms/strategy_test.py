@@ -5,6 +5,7 @@ import types
 import numpy as np
 import pytest
 
+from tests.mechanisms import examples
 from tff_dpftrl.accounting import amplified_banded, calibrate, guarantee, planner
 from tff_dpftrl.mechanisms import (
     banded,
@@ -15,6 +16,7 @@ from tff_dpftrl.mechanisms import (
     dense,
     identity,
     inverse_banded,
+    noise_recipe,
     restarts,
     serialization,
     strategy,
@@ -23,6 +25,56 @@ from tff_dpftrl.mechanisms import (
 from tff_dpftrl.participation import schema as schema_lib
 
 _SCHEMA = schema_lib.MinSep(20, 5, 3)
+
+
+@pytest.mark.parametrize("num_rounds", [1, 2, 3, 5, 8, 12])
+@pytest.mark.parametrize("name", examples.ALL)
+def test_matrices_and_variances_are_those_of_dense_algebra(name, num_rounds):
+    examples.check_matrices(examples.ALL[name], num_rounds)
+
+
+@pytest.mark.parametrize("name", ["tree", "two-banded", "dense", "restarted banded"])
+def test_more_rounds_than_a_strategy_has_are_refused(name):
+    made = examples.ALL[name]
+    most = made.max_rounds
+    for call in (
+        made.prefix_noise_variance,
+        made.noise_matrix,
+        lambda rounds: made.sensitivity(schema_lib.MinSep(rounds, 1, 1)),
+    ):
+        with pytest.raises(ValueError, match=f"num_rounds must be (at most|in 1 ...) {most}"):
+            call(most + 1)
+
+
+@pytest.mark.parametrize(
+    "made, recipe, copies",
+    [
+        (identity.Identity(), noise_recipe.IdentityNoise(), 0),
+        (
+            blt.Blt([0.9, 0.5], [0.2, 0.1]),
+            noise_recipe.BufferedNoise((0.9, 0.5), (0.2, 0.1)),
+            2,
+        ),
+        (
+            banded.Banded([[2.0, 0.0], [1.0, 0.5]]),
+            noise_recipe.BandedNoise(((2.0, 0.0), (1.0, 0.5))),
+            1,
+        ),
+        (
+            banded_toeplitz.BandedToeplitz([1, 0.5, 0.25]),
+            noise_recipe.BandedNoise(((1.0, 0.5, 0.25),)),
+            2,
+        ),
+        (
+            inverse_banded.InverseBanded([1, -0.5]),
+            noise_recipe.InverseBandedNoise(((1.0, -0.5),)),
+            0,
+        ),
+    ],
+)
+def test_recipe_and_memory(made, recipe, copies):
+    assert made.noise_recipe() == recipe
+    assert made.memory_copies(100) == copies
 
 
 @pytest.mark.parametrize("num_rounds", [1, 2, 3, 64, 1000, 11_111])
@@ -96,11 +148,6 @@ def test_what_is_no_strategy_is_refused_by_name(value, message):
         strategy.check_strategy(value)
     with pytest.raises(ValueError, match="mine must be a strategy of .*" + message):
         strategy.check_strategy(value, "mine")
-
-
-def test_a_strategy_passes():
-    made = tree.Tree(20)
-    assert strategy.check_strategy(made) is made
 
 
 _CONSUMERS = {
