@@ -100,21 +100,6 @@ def test_coefficients_are_equation_2():
     assert _PRODUCTION.coefficients(1).tolist() == [1.0]
 
 
-@pytest.mark.parametrize(
-    "n,gap,k,z,rho",
-    [
-        # McMahan, Xu & Zhang 2024, Table 4, rows es-ES and id-ID; MinS there is a gap.
-        (1280, 300, 4, 7.379, 0.15337),
-        (2350, 447, 5, 7.379, 0.19489),
-    ],
-)
-def test_published_privacy_of_the_production_parameters(n, gap, k, z, rho):
-    schema = schema_lib.MinSep.from_gap(n, gap, k)
-    sensitivity = _PRODUCTION.sensitivity(schema)
-    assert sensitivity.exact
-    assert sensitivity.squared / (2 * z**2) == pytest.approx(rho, abs=5e-6)
-
-
 def test_production_loss_is_close_to_the_optimum():
     """9.4313 against 9.4306, the optimum for (2000, 400, 5): see blt_optimize_test."""
     schema = schema_lib.MinSep(2000, 400, 5)

@@ -183,14 +183,10 @@ class TestForksAndRollbacks:
             begin(book, 1, ["b"], checkpoint="other")
 
     @pytest.mark.parametrize("t", [0, 2])
-    def test_the_wrong_round(self, book, t):
+    def test_the_wrong_round_is_neither_begun_nor_committed(self, book, t):
         run_round(book, 0, ["a"])
         with pytest.raises(ledger_rules.ForkRefusal, match="next round of this ledger is 1"):
             begin(book, t, ["b"])
-
-    @pytest.mark.parametrize("t", [0, 2])
-    def test_only_the_open_round_can_be_committed(self, book, t):
-        run_round(book, 0, ["a"])
         begin(book, 1, ["b"])
         with pytest.raises(ledger_rules.LedgerRefusal, match="begun and not committed is 1"):
             book.commit_round(t, [], "checkpoint")
@@ -246,17 +242,15 @@ class TestFile:
                 connection.execute(f"UPDATE {table} SET {column} = 5")
         connection.close()
 
-    def test_one_process_at_a_time(self, book, path):
+    def test_one_process_at_a_time_and_none_overwrites_a_ledger(self, book, path):
+        with pytest.raises(ValueError, match="exists already"):
+            ledger.Ledger.create(path, DECLARED, initial_checkpoint="initial")
         with pytest.raises(ValueError, match="in use by another process"):
             ledger.Ledger.open(path, DECLARED)
         with pytest.raises(ValueError, match="in use by another process"):
             recount.recount(path)
         book.close()
         ledger.Ledger.open(path, DECLARED).close()
-
-    def test_an_existing_file_is_not_overwritten(self, book, path):
-        with pytest.raises(ValueError, match="exists already"):
-            ledger.Ledger.create(path, DECLARED, initial_checkpoint="initial")
 
     def test_a_missing_ledger_is_not_created(self, path):
         with pytest.raises(ValueError, match="no ledger"):
