@@ -74,7 +74,7 @@ def test_rows_that_the_earliest_pattern_understates(name, earliest):
     computed = tree_sensitivity.earliest_pattern_squared(
         num_rounds, min_sep_gap + 1, max_participations
     )
-    assert computed == earliest < expected
+    assert computed == earliest < expected == _squared(num_rounds, min_sep_gap, max_participations)
 
 
 def test_the_gap_taken_for_a_stride_would_overstate():

@@ -69,12 +69,6 @@ def test_the_earliest_pattern_is_counted_node_by_node(num_rounds, min_sep, most)
     assert found == sum(count**2 for count in counts)
 
 
-def test_worst_pattern_is_not_the_earliest():
-    # Gboard Table 1, pt-PT: gap 54, hence stride 55.
-    assert tree_sensitivity.squared([530], 55, 8) == (182, True)
-    assert tree_sensitivity.earliest_pattern_squared(530, 55, 8) == 174
-
-
 def test_a_client_in_every_round_fills_every_node():
     num_rounds = 2**20
     expected = sum(2 ** (20 - level) * 4**level for level in range(21))
