@@ -22,10 +22,16 @@ def test_a_failed_write_leaves_the_old_content(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_error_in_the_block_leaves_nothing(tmp_path):
+def test_an_error_in_the_block_or_in_the_name_leaves_nothing(tmp_path):
     with pytest.raises(RuntimeError), durable_files.replacing(tmp_path / "file") as file:
         file.write(b"half")
         raise RuntimeError
+
+    def name() -> str:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError), durable_files.naming(tmp_path, name) as file:
+        file.write(b"whole")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -41,15 +47,6 @@ def test_a_name_is_asked_for_when_the_content_is_complete(tmp_path):
         file.write(b"whole")
     assert content == [b"whole"]
     assert [path.name for path in tmp_path.iterdir()] == ["named"]
-
-
-def test_an_error_in_the_name_leaves_nothing(tmp_path):
-    def name() -> str:
-        raise RuntimeError
-
-    with pytest.raises(RuntimeError), durable_files.naming(tmp_path, name) as file:
-        file.write(b"whole")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

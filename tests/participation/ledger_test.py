@@ -166,21 +166,19 @@ class TestReplay:
 
 
 class TestForksAndRollbacks:
-    def test_the_same_state_continued_twice(self, book):
+    @pytest.mark.parametrize(
+        "t, checkpoint, message",
+        [
+            (1, "checkpoint 0", "rolled back.* before round 1"),  # Continued twice.
+            (2, "initial", "rolled back.* before round 0"),  # It pretends to be at round 2.
+            (2, "other", "never committed a checkpoint other"),
+        ],
+    )
+    def test_a_state_that_is_not_the_last(self, book, t, checkpoint, message):
         run_round(book, 0, ["a"])
         run_round(book, 1, ["b"])
-        with pytest.raises(ledger_rules.ForkRefusal, match="rolled back.* before round 1"):
-            begin(book, 1, ["c"], noise="noise 1", checkpoint="checkpoint 0")
-
-    def test_an_old_state_that_pretends_to_be_at_the_right_round(self, book):
-        run_round(book, 0, ["a"])
-        with pytest.raises(ledger_rules.ForkRefusal, match="rolled back.* before round 0"):
-            begin(book, 1, ["b"], checkpoint="initial")
-
-    def test_an_unknown_state(self, book):
-        run_round(book, 0, ["a"])
-        with pytest.raises(ledger_rules.ForkRefusal, match="never committed a checkpoint other"):
-            begin(book, 1, ["b"], checkpoint="other")
+        with pytest.raises(ledger_rules.ForkRefusal, match=message):
+            begin(book, t, ["c"], checkpoint=checkpoint)
 
     @pytest.mark.parametrize("t", [0, 2])
     def test_the_wrong_round_is_neither_begun_nor_committed(self, book, t):
