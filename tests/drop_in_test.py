@@ -3,7 +3,6 @@
 import collections
 import pathlib
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -173,7 +172,3 @@ def test_the_lines_of_the_readme_give_a_private_process():
     process = tff_dpftrl.compile_process(names["process"])
     state = process.next(process.initialize(), [names["client_data"]("device 0")]).state
     assert np.any(process.get_model_weights(state).trainable[0] != 0.0)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

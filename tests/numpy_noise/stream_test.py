@@ -1,13 +1,10 @@
 """Streams draw what `private_round` draws, go on after a crash, and claim what holds."""
 
-from __future__ import annotations
-
 import json
 import math
 import pickle
 import random
 import secrets
-import sys
 
 import numpy as np
 import pytest
@@ -335,7 +332,3 @@ def test_an_array_counts_by_its_shape_and_its_place():
     np.testing.assert_array_equal(one[0], two[0])
     swapped = _stream(_BLT, template=[(2,), (size,)], seed=3).next(0)
     assert np.all(swapped[0] != one[1])
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))
