@@ -55,10 +55,7 @@ class _Conversation:
             for i in range(num_devices)
         }
         self.server = group.Group(
-            self.demanded,
-            self.session,
-            threshold_fraction=fraction,
-            num_neighbours=num_neighbours,
+            self.demanded, self.session, threshold_fraction=fraction, num_neighbours=num_neighbours
         )
         self.messages = {}
         self.gone = gone or {}

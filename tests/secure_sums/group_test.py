@@ -11,14 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.secure_sums import conversations
-from tff_dpftrl.secure_sums import (
-    group,
-    keys,
-    parameters,
-    secret_sharing,
-    secure_sum_pb2,
-    vectors,
-)
+from tff_dpftrl.secure_sums import group, keys, parameters, secret_sharing, secure_sum_pb2, vectors
 
 _HONEST, _ACTIVE = conversations.HONEST, conversations.ACTIVE
 _BOTH = pytest.mark.parametrize("model", [_HONEST, _ACTIVE])

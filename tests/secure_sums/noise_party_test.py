@@ -404,8 +404,7 @@ def test_a_group_whose_party_is_gone_is_lost_without_noise(model, phase):
     with pytest.raises(group.GroupLostError, match=f"{_PUBLIC[1].hex()} is not in the group"):
         if phase is group.Phase.NOISING:
             conversation.server.receive(
-                "party 0",
-                conversation.devices["party 0"].answer(conversation.messages["party 0"]),
+                "party 0", conversation.devices["party 0"].answer(conversation.messages["party 0"])
             )
             conversation.server.advance()
         else:

@@ -139,8 +139,7 @@ def test_secure_sums_go_on_beside_silent_devices():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "factor"),
-    [(SECONDS, 2), pytest.param(2 * SECONDS, 3, marks=pytest.mark.slow)],
+    ("seconds", "factor"), [(SECONDS, 2), pytest.param(2 * SECONDS, 3, marks=pytest.mark.slow)]
 )
 def test_without_limits_few_commits_are_left(undisturbed, seconds, factor):
     """The attack is one: nobody is told apart, and silent devices are waited for."""

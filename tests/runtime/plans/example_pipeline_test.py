@@ -33,10 +33,7 @@ def _batches(examples, *, seed=None, **options):
 
 def test_sequences_are_padded_cut_and_shifted():
     found = _batches([[2, 5, 6], [2, 7, 8, 9, 10, 11], []])
-    assert found == [
-        ([[2, 5, 6], [2, 7, 8]], [[5, 6, 0], [7, 8, 9]]),
-        ([[0, 0, 0]], [[0, 0, 0]]),
-    ]
+    assert found == [([[2, 5, 6], [2, 7, 8]], [[5, 6, 0], [7, 8, 9]]), ([[0, 0, 0]], [[0, 0, 0]])]
 
 
 def test_no_examples_make_no_batch():

@@ -52,10 +52,7 @@ _NOT_MET = [
     (expectations.update_norm_between(0.0, 0.45), "update 0.5, 0.4, 0.3"),
     (expectations.unknown_features_are_ignored(), "relative difference of two updates 1"),
     (expectations.expect("false", lambda trial: False), "client_work/train/loss 3, 2, 1.5; "),
-    (
-        expectations.expect("own", lambda trial: expectations.Outcome(False, "7 of 8")),
-        "7 of 8",
-    ),
+    (expectations.expect("own", lambda trial: expectations.Outcome(False, "7 of 8")), "7 of 8"),
     *[(one, "update 0.5, 0.4, 0.3") for one in expectations.from_text("update < 0.5,update>0.3")],
 ]
 

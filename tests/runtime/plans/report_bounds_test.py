@@ -140,10 +140,7 @@ def test_a_tensor_without_a_bound_is_refused():
 
 @pytest.mark.parametrize(
     ("rule", "largest", "room"),
-    [
-        (None, 2**31 // _MOST + 1, "2.14748e"),
-        (plan_pb2.SecureSum(modulus=1000), 100, "999"),
-    ],
+    [(None, 2**31 // _MOST + 1, "2.14748e"), (plan_pb2.SecureSum(modulus=1000), 100, "999")],
 )
 def test_sums_have_room_for_the_most_reports(rule, largest, room):
     rules = [] if rule is None else [rule]

@@ -138,12 +138,7 @@ def test_a_time_of_any_size_is_read_or_refused(tmp_path):
         json.dumps({"version": 2, "session_shapes": {}, "former_session_shapes": {}}),
         json.dumps({"version": 2, "since": 1.0, "session_shapes": {}}),
         json.dumps(
-            {
-                "version": 2,
-                "since": True,
-                "session_shapes": {},
-                "former_session_shapes": {},
-            }
+            {"version": 2, "since": True, "session_shapes": {}, "former_session_shapes": {}}
         ),
         json.dumps(
             {

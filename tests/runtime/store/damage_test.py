@@ -158,10 +158,7 @@ def _reads(store):
         (_COMMIT.format("digest = ''"), {"history", "last_commit", "commit"}),
         (_COMMIT.format("state = model"), {"last_commit"}),
         (f"DELETE FROM commits WHERE {_NWP}", {"add_task"}),
-        (
-            "UPDATE leases SET epoch = epoch - 1",
-            {"lease", "acquire", "renew", "release", "commit"},
-        ),
+        ("UPDATE leases SET epoch = epoch - 1", {"lease", "acquire", "renew", "release", "commit"}),
     ],
 )
 def test_damage_of_an_open_store_is_found_by_who_needs_the_row(place, change, refused):

@@ -297,8 +297,7 @@ def test_of_many_at_once_one_gets_the_lease_and_one_commits(place):
         assert sum(isinstance(refused, interface.LeaseHeld) for refused in leases) == count - 1
 
         added = _at_once(
-            count,
-            lambda i: stores[i].add_task("keyboard", "task", model=bytes([i]), state=b""),
+            count, lambda i: stores[i].add_task("keyboard", "task", model=bytes([i]), state=b"")
         )
         assert sum(isinstance(refused, interface.TaskExists) for refused in added) == count - 1
 

@@ -92,12 +92,7 @@ def test_thirty_faults_break_no_law(tmp_path):
     "option, name, numbers, law",
     [
         ("--store", "CommitsUnderAnyEpoch", _shortest_of(PAST_THE_LEASE), checks.Law.FRESH_EPOCH),
-        (
-            "--actors",
-            "ReleasesBeforeTheCommit",
-            _numbers_of(AFTER_THE_NOISE),
-            checks.Law.ONE_MODEL,
-        ),
+        ("--actors", "ReleasesBeforeTheCommit", _numbers_of(AFTER_THE_NOISE), checks.Law.ONE_MODEL),
     ],
 )
 def test_a_server_with_a_mistake_is_found(tmp_path, option, name, numbers, law):
