@@ -181,7 +181,3 @@ def test_what_is_missing_is_said(tmp_path):
     found = _of(folder)
     assert "There is no private/" in found and "There is no metrics.csv" in found
     assert "Results that were handed on" in found
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

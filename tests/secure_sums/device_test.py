@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import types
 
 import numpy as np
@@ -756,7 +755,3 @@ def test_masks_of_devices_that_were_told_different_things_do_not_cancel(other):
     except group.GroupLostError:  # The seed of the other is not the one that it committed to.
         total = None
     assert (total == [6] * 6) == (other == b"model")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import hypothesis
 import numpy as np
@@ -574,7 +573,3 @@ def test_thresholds_keep_to_what_devices_demand_whatever_the_fraction():
         for fraction, expected in ((None, least), (0.1, least), (0.8, 6), (0.99, 7)):
             run = _Run(model, group.Phase.SHARING, threshold_fraction=fraction)
             assert run.messages[run.names[0]].directory.threshold == expected
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

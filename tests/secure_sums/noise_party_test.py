@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import numpy as np
 import pytest
@@ -565,7 +564,3 @@ def test_sessions_of_noise_differ_by_all_that_must_agree():
 def test_promises_that_make_no_sense(parties, match):
     with pytest.raises(validation.UsageError, match=match):
         parameters.Parameters(_LAYOUT, _HONEST, 2, noise_parties=parties)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,5 @@
 """The generated module is what grpcio-tools makes of the schema."""
 
-import sys
-
-import pytest
-
 from tests import generated_module
 from tff_dpftrl.secure_sums import secure_sum_pb2
 
@@ -12,7 +8,3 @@ _PROTO = "tff_dpftrl/secure_sums/secure_sum.proto"
 
 def test_module_is_generated_from_the_schema(tmp_path):
     generated_module.assert_is_made_of(_PROTO, secure_sum_pb2, tmp_path)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import sys
 
 import pytest
 
@@ -172,7 +171,3 @@ def test_few_more_participations_are_used_up_when_nobody_is_silent():
         used.append(sum(run.chosen[False] for run in runs) / done)
     print(f"{used} honest devices are chosen for each commit")
     assert used[1] <= 1.05 * used[0]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

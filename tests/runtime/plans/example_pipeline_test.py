@@ -1,7 +1,5 @@
 """Batches that a plan makes of serialized examples."""
 
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -85,7 +83,3 @@ def test_bad_options_are_refused(options, message):
     values = {"features": {"x": tf.io.FixedLenFeature([], tf.float32)}, "batch_size": 1} | options
     with pytest.raises(ValueError, match=message):
         example_pipeline.ExamplePipeline(to_batch=dict, **values)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,6 @@
 """Expectations of an engineer that are met, are not met, and cannot be evaluated."""
 
 import dataclasses
-import sys
 
 import numpy as np
 import pytest
@@ -149,7 +148,3 @@ def test_differences_of_secure_sums_are_modular():
     assert expectations.largest_difference(one, other, plan) == pytest.approx(expected)
     whole = dataclasses.replace(_trial(plan), update_of=lambda examples: one)
     assert expectations.same_in_every_run().outcome(whole).holds
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """Bounds of reports and of sums: what is refused, and what never is."""
 
-import sys
-
 import numpy as np
 import pytest
 
@@ -162,7 +160,3 @@ def test_a_sum_is_not_checked_where_noise_parties_have_added_to_it():
     bounds.check_sum(_report(1, (900.0, 0.0, 0.0)), 2)
     with pytest.raises(report_bounds.OutOfBoundsError):
         bounds.check_sum(_report(11), 2)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 
 import numpy as np
 import pytest
@@ -168,7 +167,3 @@ def test_a_tensor_that_cannot_be_summed_is_refused(tensor, rule, said):
     plan = secure_plans.device(tensors=[tensor], secure_sums=[plan_pb2.SecureSum(**rule)])
     with pytest.raises(secure_report.PlanNotSecureError, match=said):
         secure_report.parameters_of(plan)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

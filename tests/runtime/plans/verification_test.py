@@ -1,7 +1,6 @@
 """What a device refuses to load, whoever signed it."""
 
 import re
-import sys
 
 import pytest
 import tensorflow as tf
@@ -235,7 +234,3 @@ def test_what_cannot_be_read_is_refused():
         verification.read_device_plan(b"\xff", [])
     with pytest.raises(signing.PlanRefusedError, match="has 9 bytes; this device takes 8"):
         verification.read_device_plan(b"123456789", [], ceiling=verification.Ceiling(plan_bytes=8))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

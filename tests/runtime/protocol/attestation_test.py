@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import hypothesis
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
@@ -171,7 +169,3 @@ def test_bad_arguments_are_named():
         attestation.SignedTokens([], clock=clock)
     with pytest.raises(ValueError, match="max_remembered"):
         attestation.SignedTokens([_KEY.public_key()], clock=clock, max_remembered=0)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import sys
 import types
 
 import hypothesis
@@ -336,7 +335,3 @@ def test_long_chains_are_refused_before_they_are_sent():
     chain = [_PLATFORM.certify(_PLATFORM.key, extension=long), _PLATFORM.authority]
     with pytest.raises(validation.UsageError, match="more than 3500: leave out the root"):
         _token(chain)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,5 @@
 """The generated module is what grpcio-tools makes of the schema."""
 
-import sys
-
-import pytest
-
 from tests import generated_module
 from tff_dpftrl.runtime.protocol import wire_pb2
 
@@ -12,7 +8,3 @@ _PROTO = "tff_dpftrl/runtime/protocol/wire.proto"
 
 def test_module_is_generated_from_the_schema(tmp_path):
     generated_module.assert_is_made_of(_PROTO, wire_pb2, tmp_path)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@ import contextlib
 import dataclasses
 import math
 import socket
-import sys
 import threading
 
 import pytest
@@ -301,7 +300,3 @@ def test_after_the_stop_the_port_is_free_again():
             socket.create_connection(("127.0.0.1", port), timeout=1)
 
     asyncio.run(scenario())
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,5 +1,4 @@
 import json
-import sys
 
 import pytest
 
@@ -159,7 +158,3 @@ def test_other_files_are_refused_by_name(tmp_path, content):
     path.write_text(content)
     with pytest.raises(ValueError, match="sessions.json holds no counts"):
         session_table.SessionTable.load(path)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

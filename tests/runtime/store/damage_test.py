@@ -1,7 +1,5 @@
 """What a store says of rows that are not what it wrote."""
 
-import sys
-
 import pytest
 import sqlalchemy
 
@@ -189,7 +187,3 @@ def test_what_sqlite_says_of_damage_is_one_line_without_what_a_row_holds(written
     path.write_bytes(written[:at] + b"NOT WELL" + written[at + 8 :])
     with pytest.raises(interface.StoreError, match="malformed database schema .* Restore only"):
         sql.SqlStore(tmp_path)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

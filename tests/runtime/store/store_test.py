@@ -1,7 +1,6 @@
 """The laws of a store, the same for every backend."""
 
 import math
-import sys
 import threading
 
 import pytest
@@ -311,7 +310,3 @@ def test_of_many_at_once_one_gets_the_lease_and_one_commits(place):
     finally:
         for store in stores:
             store.close()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 import types
 
 import pytest
@@ -156,7 +155,3 @@ def test_numbers_that_follow_one_another_have_all_settings_in_turn():
             assert fault.hold < 2.0
     assert Kind.NODE not in {fault.kind for fault in drawn}
     assert (Kind.NODE, faults.SOME_MOMENT) in faults.all_settings(has_nodes=True)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))
