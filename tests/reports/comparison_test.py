@@ -1,7 +1,6 @@
 """Tests of `reports.comparison`."""
 
 import json
-import sys
 
 import pytest
 
@@ -95,7 +94,3 @@ def test_what_cannot_be_compared_is_refused_in_a_line(tmp_path):
         with pytest.raises(validation.UsageError, match=says) as caught:
             comparison.of(folders)
         assert "\n" not in str(caught.value)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,6 +1,5 @@
 """Tests of `reports.markup`."""
 
-import sys
 from xml.etree import ElementTree
 
 import pytest
@@ -47,7 +46,3 @@ def test_attributes_cannot_be_left():
     (region,) = _parsed(made)
     assert region.get("aria-label") == made_up.IMAGE
     assert markup.text("a\x1b[2Jb\x00") == "a�[2Jb�"
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

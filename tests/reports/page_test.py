@@ -108,8 +108,7 @@ def test_equal_curves_make_equal_charts_and_others_do_not():
 
 
 @pytest.mark.parametrize(
-    "xs, ys",
-    [([1], [0.0]), ([1, 2], [2.0, 2.0]), ([1, 2], [-1.0, 1e-9]), ([1, 2], [1e300, 0.0])],
+    "xs, ys", [([1], [0.0]), ([1, 2], [2.0, 2.0]), ([1, 2], [-1.0, 1e-9]), ([1, 2], [1e300, 0.0])]
 )
 def test_any_values_are_drawn_but_those_that_are_not_finite(xs, ys):
     assert "nan" not in _chart({"a": ([0, *xs], [math.nan, *ys])})
@@ -183,7 +182,3 @@ def test_what_is_missing_is_said(tmp_path):
     found = _of(folder)
     assert "There is no private/" in found and "There is no metrics.csv" in found
     assert "Results that were handed on" in found
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import pathlib
 import re
-import sys
 
 import jsonschema
 import pytest
@@ -139,7 +138,3 @@ def test_the_schema_refuses_what_no_statement_says(changes, examples):
     del written["caveats"]
     with pytest.raises(jsonschema.ValidationError, match="caveats"):
         jsonschema.validate(written, _SCHEMA)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))
