@@ -49,8 +49,9 @@ def package_tests(deps, data = []):
         py_test(
             name = source[:-len(".py")],
             size = "large",
-            srcs = [source] + helpers,
+            srcs = ["//tests:run_folder.py", source] + helpers,
+            args = ["$(rootpath %s)" % source],
             data = data + ["//:pyproject.toml"],
-            main = source,
+            main = "//tests:run_folder.py",
             deps = deps + ["//tests:conftest"],
         )

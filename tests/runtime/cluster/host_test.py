@@ -6,7 +6,6 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
-import sys
 
 import pytest
 
@@ -644,7 +643,3 @@ def test_a_host_says_what_it_lacks(tmp_path):
 
     with pytest.raises(ValueError, match="no.such.module:build.*cannot be imported"):
         asyncio.run(start())
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

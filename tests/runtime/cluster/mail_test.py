@@ -1,6 +1,5 @@
 import asyncio
 import logging
-import sys
 
 import pytest
 
@@ -166,7 +165,3 @@ def test_mail_that_cannot_be_carried_is_lost_without_a_word_of_it(error, caplog)
     with caplog.at_level(logging.DEBUG):
         play(story)
     assert type(error).__name__ in caplog.text and "secret" not in caplog.text
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

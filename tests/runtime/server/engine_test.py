@@ -1,6 +1,5 @@
 import asyncio
 import random
-import sys
 import threading
 
 import pytest
@@ -396,7 +395,3 @@ def test_a_lease_that_was_granted_to_a_lost_coordinator_is_released():
     asyncio.run(run())
     lease = store.lease(example.POPULATION)
     assert lease.owner == "" and lease.epoch == 1
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 
 import grpc
@@ -369,7 +368,3 @@ def test_others_go_on_while_a_sum_is_unmasked(tmp_path, monkeypatch):
         assert (await committed(store))["total"] == sum_of(*NUMBERS)
 
     play(tmp_path, story, example_secure_task.served())
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

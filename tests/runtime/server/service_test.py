@@ -3,7 +3,6 @@ import contextlib
 import dataclasses
 import hashlib
 import logging
-import sys
 import time
 
 import grpc
@@ -808,7 +807,3 @@ def test_nothing_of_a_device_is_logged(tmp_path, caplog):
     play(tmp_path, story)
     assert "failed with ZeroDivisionError" in caplog.text
     assert word not in caplog.text and "ipv4:" not in caplog.text
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))
