@@ -500,7 +500,3 @@ def test_the_blocker_blocks():
     done = _run_blocked("import tensorflow")
     assert done.returncode != 0
     assert "tensorflow is blocked" in done.stderr
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

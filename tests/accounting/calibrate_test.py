@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import pytest
 from hypothesis import given, settings
@@ -122,7 +121,3 @@ def test_the_largest_targets_end_the_search():
     kwargs = {"strategy": identity.Identity(), "schema": schema_lib.MinSep(10, 5, 2)}
     for target in ({"target_rho": 1.7e308}, {"target_epsilon": 1.7e308, "delta": 1e-6}):
         assert 0.0 < calibrate.calibrate_noise_multiplier(**kwargs, **target) < 1e-150
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

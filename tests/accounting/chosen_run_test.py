@@ -1,9 +1,6 @@
 """Tests of tff_dpftrl.accounting.chosen_run."""
 
 import dataclasses
-import sys
-
-import pytest
 
 from tff_dpftrl.accounting import chosen_run, guarantee, parts, selection, statement, statement_text
 from tff_dpftrl.accounting import statement_sentences as sentences
@@ -94,7 +91,3 @@ def test_without_a_guarantee_of_the_run_the_choice_has_none():
     broken = _one(epsilon=None, rho_zcdp=None, no_guarantee=("The ledger is damaged.",))
     found = _chosen(broken)
     assert found.epsilon is None and found.profile == () and not found.has_guarantee
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -229,7 +228,3 @@ def test_a_chain_with_a_run_without_guarantee_promises_nothing_for_all_together(
     assert "'first' (without a guarantee)" in made.headline_caveats[0]
     assert "nothing is promised for all together" in made.headline_caveats[0]
     assert "epsilon_with_earlier_runs" not in made.parameters
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

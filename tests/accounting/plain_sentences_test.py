@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import pytest
 
@@ -126,7 +125,3 @@ def _units():
 def test_the_opening_of_a_statement_of_an_earlier_version_sends_to_its_setting():
     earlier = dataclasses.replace(_statement(), from_whom="")
     assert "said below, under Trust" in statement_text.plain(earlier)[1]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

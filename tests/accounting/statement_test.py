@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import sys
 import warnings
 
 import pytest
@@ -445,7 +444,3 @@ def test_noise_and_lower_bounds_are_rounded_down():
     shown = [display.round_down(value) for value in values]
     assert shown == ["8.526", "8.526", "0", "1.239e-07", "9.999e+04", "∞"]
     assert display.round_down(0.123456789, 6) == "0.123456"
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

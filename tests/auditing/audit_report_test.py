@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -280,7 +279,3 @@ def test_no_audit_gives_a_statement_a_guarantee():
     after = _stated(seed_is_known=True).with_audit(_report().entry(), is_refuted=False)
     assert not after.has_guarantee and after.epsilon is None
     assert "## Guarantee\n\n**No differential privacy" in statement_text.markdown(after)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

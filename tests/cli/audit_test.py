@@ -5,7 +5,6 @@ import json
 import pathlib
 import re
 import shutil
-import sys
 
 import pytest
 
@@ -266,7 +265,3 @@ def test_no_statement_can_be_added_to(run, capsys):
     assert main.main(["audit", "--run", str(run), "--state"]) == 2
     printed = capsys.readouterr()
     assert "run tff-dpftrl report on the folder first" in printed.err and not printed.out
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

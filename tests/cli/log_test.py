@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
@@ -114,7 +113,3 @@ def test_no_key_is_made_for_a_log_that_is_not_begun(statement, tmp_path, capsys)
     for name in ((), ("--name", "a b")):
         assert _log("append", tmp_path / "log", statement.parent, "--key", key, *name) == 2
     assert not key.exists()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

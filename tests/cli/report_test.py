@@ -7,7 +7,6 @@ import json
 import math
 import pathlib
 import shutil
-import sys
 
 import pytest
 
@@ -228,7 +227,3 @@ def test_the_docs_explain_every_file(trained, tmp_path):
     assert listed_files.check(folder)["vocabulary.json"] == "yes, but"
     modes = {path: path.stat().st_mode & 0o777 for path in (folder / "private").rglob("*")}
     assert all(mode == (0o700 if path.is_dir() else 0o600) for path, mode in modes.items())
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

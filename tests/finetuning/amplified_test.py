@@ -7,7 +7,6 @@ import dataclasses
 import json
 import math
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -324,7 +323,3 @@ def test_the_share_of_examples_used_is_that_of_batches():
 def test_what_cannot_be_is_refused_with_what_would_work(changes, message):
     with pytest.raises(validation.UsageError, match=message):
         _planned(**changes)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import pathlib
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -316,7 +315,3 @@ def test_the_commands_work_from_the_checkpoint_to_the_text(toy, tmp_path, capsys
     assert main.main(["export", str(output), "--output", str(tmp_path / "saved")]) == 0
     assert (tmp_path / "saved" / "saved_model.pb").exists()
     assert main.main(["audit", "--run", str(output)]) in (0, 4)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

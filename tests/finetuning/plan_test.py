@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -257,7 +256,3 @@ def test_a_budget_smaller_than_a_cohort_is_refused():
         plan.noise_multiplier_of_cohort(256, num_steps=5, target_epsilon=1.0, delta=1e-6)(257)
     with pytest.raises(ValueError, match="num_steps=257 exceeds those planned, 256"):
         _plan().epsilon_after(257)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -6,7 +6,6 @@ import json
 import math
 import pathlib
 import shutil
-import sys
 
 import dp_accounting
 import numpy as np
@@ -688,7 +687,3 @@ def test_the_model_can_be_used_by_itself(toy, tmp_path):
     found = trained_model.find(tmp_path / "run").load()
     (prediction,) = found.predict(["bao dee"])
     assert len(prediction.next_words) == 5
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -264,7 +263,3 @@ def test_the_budget_guard_counts_rounds():
 def test_what_cannot_be_is_refused_before_the_long_computations(changes, match):
     with pytest.raises(ValueError, match=match):
         dataclasses.replace(_CYCLIC, **changes).check(100)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

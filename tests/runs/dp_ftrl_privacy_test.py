@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -303,7 +302,3 @@ def test_a_workload_decides_the_strategy_of_a_new_run_and_nothing_else(monkeypat
     for resumed in (asked, other):
         kept = resumed.resumed(40, 1000, json.loads(json.dumps(plan.derived())))
         assert kept.strategy == plan.strategy and kept.epsilon_after(12) == plan.epsilon_after(12)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

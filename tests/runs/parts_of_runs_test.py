@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import sys
 import types
 
 import pytest
@@ -234,7 +233,3 @@ def test_bins_add_epsilon_of_other_parts():
     assert 0.999 * _TARGET < plan.epsilon_after(12) <= _TARGET
     statement = _state(plan)
     assert statement.parts[1].name == parts.VOCABULARY and not statement.profile
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

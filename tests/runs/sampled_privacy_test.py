@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import sys
 
 import pytest
 
@@ -141,7 +140,3 @@ def test_what_nobody_should_quote_epsilon_without_stands_under_the_headline():
     headline = statement_text.markdown(statement).partition("## Guarantee")[2].partition("## ")[0]
     assert "**Not the vocabulary.**" in headline
     assert "sentences in bold below belong to it" in statement_text.plain(statement)[2]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

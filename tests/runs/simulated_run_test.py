@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 
 import pytest
 
@@ -142,7 +141,3 @@ def test_refusals():
             refuse(60)
     with pytest.raises(ValueError, match="exceeds the 4 training users"):
         _DP_FTRL.check(4)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -7,7 +7,6 @@ import math
 import random
 import shutil
 import stat
-import sys
 
 import pytest
 
@@ -380,7 +379,3 @@ def test_the_weights_of_a_private_run_are_refused(tmp_path):
     (tmp_path / "privacy_statement.json").write_text("{}")
     with pytest.raises(validation.UsageError, match="weights of a private run"):
         selection.refuse(_cells({**_OPTIONS, "initial_weights": str(tmp_path)}), "/x")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

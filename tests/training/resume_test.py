@@ -485,7 +485,3 @@ def test_thirty_kills_at_random_moments(corpus, seeded, tmp_path):
         _assert_same_run(output, seeded.output)
         attempts += 1
         assert attempts <= 20, f"only {kills} of the children were still running when killed"
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -9,7 +9,6 @@ import pathlib
 import re
 import shutil
 import sqlite3
-import sys
 import types
 
 import numpy as np
@@ -747,7 +746,3 @@ def test_a_run_of_somebodys_own_model_is_consistent(tmp_path):
     assert set(found.values()) <= {"consistent", "not tested"}
     assert found[_EPSILON] == found[_CHECKPOINT] == found[_MODEL] == found[_FILES] == "consistent"
     assert found[_NOISE] == "not tested"
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

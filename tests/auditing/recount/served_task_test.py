@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import json
 import shutil
-import sys
 
 import pytest
 
@@ -352,7 +351,3 @@ def test_the_outcome_is_added_to_the_statement(report):
         in (report / "privacy_statement.md").read_text()
     )
     assert main.main(["audit", "--run", str(report)]) == 0
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import sys
 
 import pytest
 
@@ -74,7 +73,3 @@ def test_what_is_neither_or_was_changed_is_refused(folder, tmp_path):
         (tmp_path / file).write_bytes((folder / file).read_bytes())
     with pytest.raises(validation.UsageError, match="is refused"):
         logged_files.of_folder(tmp_path)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

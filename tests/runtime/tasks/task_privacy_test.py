@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -360,7 +359,3 @@ def test_there_is_no_statement_of_nothing():
     evaluation = _terms(kind="evaluation", model_of="small", strategy=None)
     with pytest.raises(ValueError, match="no privacy statement"):
         task_privacy.TaskPrivacy(evaluation).statement(_SEEN(1, None, 1))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))
