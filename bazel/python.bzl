@@ -20,6 +20,8 @@ def package_library(deps = [], data = []):
 def package_tests(deps, data = []):
     """Declares a `py_test` for every `*_test.py` of a folder, and `helpers`, its other files.
 
+    `run_folder.py` starts each: a test file needs no lines to start itself.
+
     `all_tests` runs all of them in one process, which imports TensorFlow once. Only
     `--test_tag_filters=folder` chooses it, in place of the others.
 
@@ -49,8 +51,9 @@ def package_tests(deps, data = []):
         py_test(
             name = source[:-len(".py")],
             size = "large",
-            srcs = [source] + helpers,
+            srcs = ["//tests:run_folder.py", source] + helpers,
+            args = ["$(rootpath %s)" % source],
             data = data + ["//:pyproject.toml"],
-            main = source,
+            main = "//tests:run_folder.py",
             deps = deps + ["//tests:conftest"],
         )

@@ -22,6 +22,7 @@ import tensorflow_federated as tff  # noqa: E402
 import tqdm  # noqa: E402
 
 import tff_dpftrl  # noqa: E402
+from tff_dpftrl.accounting import statement_text  # noqa: E402
 from tff_dpftrl.data import client_datasets, docstrings, sequences, split, vocabulary  # noqa: E402
 from tff_dpftrl.learning import functional_model, local_model  # noqa: E402
 from tff_dpftrl.models import central_training, evaluation, metrics, word_lstm  # noqa: E402
@@ -166,7 +167,7 @@ def run(size: Size, seed: int) -> dict[str, float]:
         num_users=num_users,
         observed=observed,
     )
-    print("\n" + statement.to_markdown())
+    print("\n" + statement_text.markdown(statement))
     print(f"Top-1 accuracy on users who never train, seed {seed}, ε = {EPSILON:g} for both:")
     for name, accuracy in accuracies.items():
         print(f"  {name:<20}{accuracy:.2%}")

@@ -3,7 +3,6 @@
 import io
 import pickle
 import struct
-import sys
 import zipfile
 
 import numpy as np
@@ -118,7 +117,3 @@ def test_other_files_are_refused(tmp_path):
     _refused(tmp_path / "c.npz", "damaged")
     with pytest.raises(OSError):
         array_files.read(tmp_path)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,5 @@
 """Weights of a cache of earlier text, against a grid of them."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 
@@ -23,7 +19,3 @@ def test_weights_are_those_of_the_largest_likelihood():
         assert weight == pytest.approx(grid[likelihoods.argmax()], abs=0.02)
     with pytest.raises(ValueError, match="cached must be probabilities, one for each of the 400"):
         cache_weights.fit_weights(model, cache[1:], longest)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

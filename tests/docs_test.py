@@ -7,7 +7,6 @@ import json
 import pathlib
 import re
 import shlex
-import sys
 
 import numpy as np
 import pytest
@@ -224,7 +223,3 @@ ls && tff-dpftrl train $Q \\
     --output y | tee z  # Why.
 ```"""
     assert _commands(text) == [["train", "--config", "x", "--output", "y"]]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 import collections
 import pathlib
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import tff_dpftrl
+from tff_dpftrl.accounting import statement_text
 from tff_dpftrl.participation import ledger_rules
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -88,7 +88,7 @@ def test_the_example_keeps_its_schema_and_states_what_was_observed(
     printed = capfd.readouterr().out
     statement = names["statement"]
     assert statement.has_guarantee and statement.epsilon <= 8.0
-    assert statement.to_markdown() in printed
+    assert statement_text.markdown(statement) in printed
     assert sum(asked.values()) == 6 * 3
     assert statement.observed.max_participations == max(asked.values()) == 2
     assert statement.observed.min_sep >= 3
@@ -172,7 +172,3 @@ def test_the_lines_of_the_readme_give_a_private_process():
     process = tff_dpftrl.compile_process(names["process"])
     state = process.next(process.initialize(), [names["client_data"]("device 0")]).state
     assert np.any(process.get_model_weights(state).trainable[0] != 0.0)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,7 +2,6 @@
 
 import os
 import stat
-import sys
 
 import pytest
 
@@ -23,13 +22,16 @@ def test_a_failed_write_leaves_the_old_content(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_error_in_the_block_leaves_nothing(tmp_path):
-    with (
-        pytest.raises(RuntimeError),
-        durable_files.replacing(tmp_path / "file") as file,
-    ):
+def test_an_error_in_the_block_or_in_the_name_leaves_nothing(tmp_path):
+    with pytest.raises(RuntimeError), durable_files.replacing(tmp_path / "file") as file:
         file.write(b"half")
         raise RuntimeError
+
+    def name() -> str:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError), durable_files.naming(tmp_path, name) as file:
+        file.write(b"whole")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -45,15 +47,6 @@ def test_a_name_is_asked_for_when_the_content_is_complete(tmp_path):
         file.write(b"whole")
     assert content == [b"whole"]
     assert [path.name for path in tmp_path.iterdir()] == ["named"]
-
-
-def test_an_error_in_the_name_leaves_nothing(tmp_path):
-    def name() -> str:
-        raise RuntimeError
-
-    with pytest.raises(RuntimeError), durable_files.naming(tmp_path, name) as file:
-        file.write(b"whole")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -156,7 +149,3 @@ def test_one_holds_a_lock_and_nobody_holds_one_whose_file_is_gone(tmp_path, monk
     monkeypatch.setattr(durable_files.fcntl, "flock", late)
     with durable_files.locked(path) as is_ours:
         assert not is_ours
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

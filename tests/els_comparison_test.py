@@ -1,10 +1,7 @@
 """The older bounds of ELS: their values, and that they lie above the tight one."""
 
-from __future__ import annotations
-
 import itertools
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -124,7 +121,3 @@ def test_renyi_epsilon_lies_above_the_tight_one_and_is_the_known_one_of_one_exam
 def test_errors_name_the_argument(function, wrong, name):
     with pytest.raises(ValueError, match=name):
         function(**_SETTING | {"noise_multiplier": 1.0, "group_size": 2} | wrong)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

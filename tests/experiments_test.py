@@ -445,7 +445,3 @@ def test_devices_of_the_demo_do_not_look_for_a_server_that_was_killed(tmp_path, 
     assert called.startswith("task new --config next_word")
     assert called.count("--secure-aggregation") == 2 * len(secure)  # Of task new and of serve.
     assert ("--drop-outs 0.1" in called) == bool(secure)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """The front pages: README.md is one screen, and docs/README.md lists every page once."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 import sys

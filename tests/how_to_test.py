@@ -1,7 +1,5 @@
 """Runs how-to pages: a mechanism in a package of its own, and loops of other frameworks."""
 
-from __future__ import annotations
-
 import importlib
 import pathlib
 import re
@@ -86,7 +84,3 @@ def test_the_aggregator_in_place_of_that_of_tff_has_a_guarantee():
     exec(after, names)
     claim = names["aggregator"].guarantee(names["schema"], delta=1e-10)
     assert 4.0 < claim.epsilon < 4.5
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 import json
 import pathlib
 import re
-import sys
 
 import pytest
 
@@ -106,7 +105,3 @@ def test_json_from_outside_is_read(tmp_path):
     (tmp_path / "x.json").symlink_to("../elsewhere.json")
     with pytest.raises(validation.UsageError, match=r"'x\.json' leads out of the folder"):
         json_text.read_outside(tmp_path / "x.json")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,8 +3,6 @@
 What was public may not change, and nothing of a round may be shown before its commit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io
@@ -64,9 +62,7 @@ class Shown:
 
 @contextlib.contextmanager
 def dying(
-    kill_at: int | str | None,
-    visible: Sequence[tuple[Any, str]] = (),
-    shown: Shown | None = None,
+    kill_at: int | str | None, visible: Sequence[tuple[Any, str]] = (), shown: Shown | None = None
 ) -> Iterator[list[str]]:
     """Lets the process die before an event; yields the names of the events that happened.
 

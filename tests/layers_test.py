@@ -7,6 +7,7 @@ import functools
 import pathlib
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import pytest
@@ -228,6 +229,31 @@ def test_nothing_outgrows_its_budget():
     # What was gained is kept: a budget follows the room that shrinks.
     loose = {name: pair for name, pair in budgets.items() if 1.05 * pair[0] + 50 < pair[1]}
     assert not loose, f"Lower the budgets of {loose} to what is needed now."
+
+
+def _circles(imports: Mapping[str, Iterable[str]]) -> list[str]:
+    """Returns names in circles, and between them; none if all can be put into one order."""
+    left = {name: set(targets) & imports.keys() for name, targets in imports.items()}
+    while True:
+        used = set().union(*left.values())
+        inside = {name for name, targets in left.items() if targets and name in used}
+        if inside == left.keys():
+            return sorted(left)
+        left = {name: left[name] & inside for name in inside}
+
+
+def test_no_imports_make_a_circle():
+    """Those in functions and for type checkers count; doors import all that is in their room."""
+    paths = [path for path in _modules() if path.name != "__init__.py"]
+    names = [f"tff_dpftrl.{_label(path)[:-3].replace('/', '.')}" for path in paths]
+    found = _circles({name: _imports(path) for name, path in zip(names, paths, strict=True)})
+    assert not found, f"These import each other in circles, or stand between two: {found}."
+
+
+def test_a_circle_is_found():
+    line = {"a": ["b"], "b": ["c"], "c": ["outside"], "d": ["a"]}
+    assert _circles(line) == []
+    assert _circles({**line, "c": ["b"]}) == ["b", "c"]
 
 
 @_of_every_module
@@ -474,7 +500,3 @@ def test_the_blocker_blocks():
     done = _run_blocked("import tensorflow")
     assert done.returncode != 0
     assert "tensorflow is blocked" in done.stderr
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

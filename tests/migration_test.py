@@ -5,7 +5,6 @@ import functools
 import pathlib
 import random
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -125,7 +124,3 @@ def test_restarts_come_where_the_indicator_says(period, warmup):
             starts.append(t + 1)
     expected = restarts.starts(36, every=period, first=warmup)
     assert tuple(starts) == expected
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,11 +1,8 @@
 """One name, one schema, one noise multiplier: one ε, wherever a mechanism can be named."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import re
-import sys
 
 import pytest
 
@@ -102,7 +99,3 @@ def test_no_guarantee_in_words_has_a_smaller_delta_than_the_one_that_it_holds_at
     sources = [path for room in rooms for path in package.joinpath(room).rglob("*.py")]
     assert len(sources) > 100
     assert not [path.name for path in sources if nearest.search(path.read_text("utf-8"))]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

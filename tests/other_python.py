@@ -1,7 +1,5 @@
 """Another Python, whose environment has another TensorFlow, for tests of several versions."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import sys

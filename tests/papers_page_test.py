@@ -1,11 +1,8 @@
 """The page of the papers has each table and figure, with a status that its links carry."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import re
-import sys
 
 import pytest
 
@@ -80,7 +77,3 @@ def test_a_notebook_of_each_paper_ends_in_its_figure_beside_ours(paper):
     heading = words["source"][0].rstrip()
     assert re.fullmatch(r"## The papers?['’]s? figures beside ours", heading), heading
     assert code["cell_type"] == "code"
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -54,7 +54,3 @@ def test_an_import_that_fails_leaves_the_environment(monkeypatch):
     with pytest.raises(ModuleNotFoundError):
         pictures.new_figure(1, 1)
     assert os.environ["MPLBACKEND"] == "svg"
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

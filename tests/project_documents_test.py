@@ -1,10 +1,7 @@
 """Tests that the documents at the top name what there is."""
 
-from __future__ import annotations
-
 import pathlib
 import re
-import sys
 
 import pytest
 
@@ -40,7 +37,3 @@ def test_a_path_that_does_not_exist_is_seen():
 def test_the_citation_has_the_version_of_the_package():
     citation = (_ROOT / "CITATION.cff").read_text("utf-8")
     assert f"\nversion: {version.__version__}\n" in citation
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

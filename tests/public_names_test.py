@@ -49,7 +49,3 @@ def test_the_maths_does_not_load_tensorflow():
         "sys.exit(any(name.startswith('tensorflow') for name in sys.modules))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

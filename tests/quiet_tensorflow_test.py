@@ -70,7 +70,3 @@ def test_an_error_of_the_import_is_raised(run):
     code = "import tff_dpftrl\ntry: import tensorflow._pywrap_library\n"
     code += "except ImportError as error: print(error)\n"
     assert run("raise ImportError('no AVX')", code, "3").stdout == "no AVX\n"
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

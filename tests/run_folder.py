@@ -1,10 +1,8 @@
-"""Runs the tests of the files that the arguments name: all of a folder, for Bazel.
+"""Runs the tests of the files that the arguments name, for Bazel.
 
 After `--declared`, it leaves out what `make test` has shown. What is imported within functions and
 the data beside modules must be declared, all files are collected, and one test runs.
 """
-
-from __future__ import annotations
 
 import ast
 import pathlib

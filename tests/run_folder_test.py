@@ -1,7 +1,5 @@
 """Tests of what Bazel's runs of folders ask for."""
 
-import sys
-
 import pytest
 
 from tests import run_folder
@@ -41,7 +39,3 @@ def test_only_the_last_test_of_all_files_runs(tmp_path, capsys):
     plugins = [run_folder.LastTest()]
     assert pytest.main(["-q", f"--rootdir={tmp_path}", str(tmp_path)], plugins=plugins) == 0
     assert "1 passed" in capsys.readouterr().out
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -228,7 +228,3 @@ def test_the_search_answers_questions_in_plain_language(pages):
         if not any(page.endswith(name) for page in found[question] for name in right)
     }
     assert not missed
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

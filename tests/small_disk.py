@@ -1,7 +1,5 @@
 """A file system with as much room as a test leaves, or none, or that cannot be written."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

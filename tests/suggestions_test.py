@@ -1,11 +1,8 @@
 """Suggestions of a keyboard, against loops over one word at a time."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -190,7 +187,3 @@ def test_each_word_is_predicted_once():
         _measure([np.ones([words, 20]), np.ones([1, 20])], typed)
     with pytest.raises(ValueError, match=f"given {words} distributions before result, got 1"):
         _measure([np.ones([1, 20])], typed)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,7 +2,6 @@
 
 import math
 import os
-import sys
 import types
 
 import numpy as np
@@ -139,7 +138,3 @@ def test_of_the_hubs_files_only_links_lead_to_those_of_the_same_repository(tmp_p
     for name in ("b", "../../blobs/0", str(tmp_path / "models--a" / "blobs" / "0")):
         with pytest.raises(validation.UsageError, match="leads out of the folder"):
             validation.file_in(folder, name)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

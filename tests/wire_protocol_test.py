@@ -4,7 +4,6 @@ import hashlib
 import hmac
 import pathlib
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -201,7 +200,3 @@ def test_rounded_tensors():
     np.testing.assert_array_equal(q, np.rint(32767 * x / largest))
     longer = np.linalg.norm(q.astype(float)) * largest / (32767 * np.linalg.norm(x))
     assert scale == pytest.approx((1 - 2e-7) * largest / 32767 / max(1, longer), rel=1e-12)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from tff_dpftrl.accounting import budget_shares, composition, statement
+from tff_dpftrl.accounting import budget_shares, composition, statement, statement_text
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.finetuning import example_sampling, run_privacy
 from tff_dpftrl.finetuning import plan as plan_lib
@@ -251,7 +251,7 @@ def page() -> str:
     known: dict[str, set[str]] = {}
     for title, example in examples():
         parts.append(f"## {title}\n")
-        text = example.to_markdown()
+        text = statement_text.markdown(example)
         shown = _new_lines(text, known) if known else text.rstrip("\n").split("\n")
         for heading, section in _sections(text).items():
             known.setdefault(heading, set()).update(section)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -97,7 +96,3 @@ def test_too_few_groups_are_refused(groups):
             num_groups=groups,
             sampling_probability=0.1,
         )
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

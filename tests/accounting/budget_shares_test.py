@@ -1,7 +1,6 @@
 """Shares of a budget: what they promise, and which are refused."""
 
 import math
-import sys
 
 import pytest
 
@@ -90,7 +89,3 @@ def test_shares_that_split_no_budget_are_refused_in_one_line(text, says):
     with pytest.raises(ValueError, match=says) as error:
         budget_shares.parse(text)
     assert "\n" not in str(error.value)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tff_dpftrl.accounting import calibrate, gaussian, guarantee
+from tff_dpftrl.accounting import calibrate, gaussian, guarantee, noise_search
 from tff_dpftrl.mechanisms import identity, tree
 from tff_dpftrl.participation import schema as schema_lib
 
@@ -69,7 +68,7 @@ def test_search_ends_just_above_the_smallest_noise(initial):
     def epsilon(noise):
         return gaussian.epsilon(1.0 / noise, 1e-8)
 
-    computed = calibrate.smallest_noise(epsilon, target_epsilon=2.0, initial=initial)
+    computed = noise_search.smallest_noise(epsilon, target_epsilon=2.0, initial=initial)
     assert epsilon(computed) <= 2.0
     smallest = 1.0 / gaussian.mu(2.0, 1e-8)
     assert smallest <= computed <= smallest * (1 + 1.01e-4)
@@ -85,7 +84,7 @@ def test_search_is_short_and_proves_its_answer(power, tolerance):
         return asked[noise]
 
     target = epsilon(0.7)
-    computed = calibrate.smallest_noise(
+    computed = noise_search.smallest_noise(
         epsilon, target_epsilon=target, initial=0.72, relative_tolerance=tolerance
     )
     assert asked[computed] <= target  # It was evaluated.
@@ -101,13 +100,13 @@ def test_search_copes_with_jumps_and_without_a_limit(scale):
     def epsilon(noise):
         return math.inf if noise < 0.5 * scale else 3.0 if noise < 0.9 * scale else 0.0
 
-    computed = calibrate.smallest_noise(epsilon, target_epsilon=2.0)
+    computed = noise_search.smallest_noise(epsilon, target_epsilon=2.0)
     assert 0.9 * scale <= computed <= 0.9 * scale * (1 + 1e-4)
 
 
 def test_search_gives_up_on_the_impossible():
     with pytest.raises(ValueError, match="out of reach"):
-        calibrate.smallest_noise(lambda noise: 3.0, target_epsilon=2.0)
+        noise_search.smallest_noise(lambda noise: 3.0, target_epsilon=2.0)
 
 
 def test_a_target_beyond_any_noise_is_refused_in_one_line():
@@ -122,7 +121,3 @@ def test_the_largest_targets_end_the_search():
     kwargs = {"strategy": identity.Identity(), "schema": schema_lib.MinSep(10, 5, 2)}
     for target in ({"target_rho": 1.7e308}, {"target_epsilon": 1.7e308, "delta": 1e-6}):
         assert 0.0 < calibrate.calibrate_noise_multiplier(**kwargs, **target) < 1e-150
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,11 +1,8 @@
 """Tests of tff_dpftrl.accounting.chosen_run."""
 
 import dataclasses
-import sys
 
-import pytest
-
-from tff_dpftrl.accounting import chosen_run, guarantee, parts, selection, statement
+from tff_dpftrl.accounting import chosen_run, guarantee, parts, selection, statement, statement_text
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.participation import schema as schema_lib
@@ -39,7 +36,7 @@ def _chosen(one, delta=1e-6, **fields):
 def test_the_statement_is_of_the_choice_and_says_what_it_rests_on():
     one = _one(headline_caveats=("One of its own.", sentences.ONE_OF_A_CHOICE))
     found = _chosen(one)
-    assert sentences.ONE_OF_A_CHOICE in one.to_markdown()
+    assert sentences.ONE_OF_A_CHOICE in statement_text.markdown(one)
     assert found.headline_caveats == ("One of its own.",)
     assert (found.epsilon, found.delta, found.rho_zcdp) == (3.0, 1e-6, None)
     assert found.accounted == found.declared  # What another run did is not that of this one.
@@ -52,12 +49,12 @@ def test_the_statement_is_of_the_choice_and_says_what_it_rests_on():
     ]
     assert "sensitivity_squared" not in found.parameters
     assert found.subject == {"run": "a"}  # The date tells how many runs there were before.
-    text = found.to_markdown()
+    text = statement_text.markdown(found)
     assert "best of a random number of runs" in text and "stay secret" in text
-    assert "Tuning of hyperparameters" in one.to_markdown()
+    assert "Tuning of hyperparameters" in statement_text.markdown(one)
     assert "Tuning of hyperparameters" not in text and "choice of settings" not in text
-    assert "Of the other runs nothing is released." in found.plain_sentences()[3]
-    assert statement.PrivacyStatement.from_json(found.to_json()) == found
+    assert "Of the other runs nothing is released." in statement_text.plain(found)[3]
+    assert statement.PrivacyStatement.from_json(statement_text.to_json(found)) == found
 
 
 def test_the_secret_of_the_choice_stands_where_people_look_first():
@@ -65,11 +62,11 @@ def test_the_secret_of_the_choice_stands_where_people_look_first():
     found = _chosen(one)
     trusted = "trusted to keep secret how many runs there were"
     assert found.setting.startswith(one.setting) and trusted in found.setting
-    _, from_whom, odds, *_ = found.plain_sentences()
+    _, from_whom, odds, *_ = statement_text.plain(found)
     assert from_whom.startswith(one.from_whom) and trusted in from_whom
     assert "This holds if the number of runs" in odds
-    assert not any("how many runs" in said for said in one.plain_sentences())
-    assert trusted in _chosen(_one(from_whom="")).plain_sentences()[1]
+    assert not any("how many runs" in said for said in statement_text.plain(one))
+    assert trusted in statement_text.plain(_chosen(_one(from_whom="")))[1]
     assert "each with ε = 2 at δ = 1.24e-07" in _chosen(_one(delta=1.2341e-7)).parts[-1].says
 
 
@@ -94,7 +91,3 @@ def test_without_a_guarantee_of_the_run_the_choice_has_none():
     broken = _one(epsilon=None, rho_zcdp=None, no_guarantee=("The ledger is damaged.",))
     found = _chosen(broken)
     assert found.epsilon is None and found.profile == () and not found.has_guarantee
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

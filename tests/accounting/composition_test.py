@@ -4,14 +4,19 @@ import dataclasses
 import functools
 import json
 import math
-import sys
 
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import stats
 
-from tff_dpftrl.accounting import composition, facts, mixture_of_gaussians, statement
+from tff_dpftrl.accounting import (
+    composition,
+    facts,
+    mixture_of_gaussians,
+    statement,
+    statement_text,
+)
 
 _DELTA = 1e-5
 
@@ -205,7 +210,7 @@ def test_a_statement_gives_the_sum_over_its_chain_beside_epsilon():
     assert "run 'second' (ε = 3 at δ = 1e-06), which began with those of the run 'first'" in says
     assert "All of these runs trained on the same users." in says
     assert "ε = 6.5 at δ = 3e-06" in says
-    assert says in made.to_markdown().split("## Setting")[0]
+    assert says in statement_text.markdown(made).split("## Setting")[0]
     assert made.parameters["epsilon_with_earlier_runs"] == 6.5
     assert made.epsilon == 2.0
 
@@ -223,7 +228,3 @@ def test_a_chain_with_a_run_without_guarantee_promises_nothing_for_all_together(
     assert "'first' (without a guarantee)" in made.headline_caveats[0]
     assert "nothing is promised for all together" in made.headline_caveats[0]
     assert "epsilon_with_earlier_runs" not in made.parameters
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

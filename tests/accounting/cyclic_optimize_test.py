@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -145,7 +144,3 @@ def test_bad_input_is_named(bad):
     }
     with pytest.raises(ValueError, match=next(iter(bad))):
         cyclic_optimize.best_cyclic(**{**good, **bad})
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

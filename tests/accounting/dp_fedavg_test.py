@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import dp_accounting
 import numpy as np
@@ -145,7 +144,3 @@ def test_boundless_noise_overflows_nowhere():
     for noise in (math.inf, math.nan):
         with pytest.raises(ValueError, match="noise_multiplier must be a finite number"):
             dp_fedavg.DpFedAvg(0.01, noise, 100)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from matplotlib import figure
 
@@ -107,7 +105,3 @@ def test_drawing():
     (line,) = axes.get_lines()
     assert tuple(line.get_ydata()) == curves[0].epsilon
     assert axes.get_ylabel() == "ε"
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

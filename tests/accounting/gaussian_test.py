@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 
 import dp_accounting
 import mpmath
@@ -194,7 +193,3 @@ def test_the_slope_of_erfcx_keeps_its_digits_where_it_vanishes(x):
     assert float(gaussian._minus_erfcx_slope(np.array(x))) == pytest.approx(
         float(exact), rel=rounding
     )
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

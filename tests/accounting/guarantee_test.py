@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 
 import dp_accounting
 import numpy as np
@@ -400,7 +399,3 @@ def test_noise_must_be_a_finite_number(z):
         guarantee.dp_ftrl_guarantee(
             tree.Tree(20), noise_multiplier=z, schema=schema_lib.MinSep(20, 5, 4), delta=1e-6
         )
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import pytest
 
@@ -61,7 +60,3 @@ def test_what_differs_is_said():
 def test_bad_input(arguments, message):
     with pytest.raises(ValueError, match=message):
         neighbours.Neighbours(*arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

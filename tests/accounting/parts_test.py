@@ -2,7 +2,6 @@
 
 import functools
 import math
-import sys
 
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
@@ -130,7 +129,3 @@ def test_parts_that_spend_delta_and_unknown_names_are_refused():
         parts.compose(parts.GaussianRounds(1.0), [_part(delta=_DELTA)], _DELTA)
     with pytest.raises(ValueError, match="'words'"):
         _part("words")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

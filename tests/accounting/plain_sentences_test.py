@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import pytest
 
-from tff_dpftrl.accounting import composition, guarantee, statement
+from tff_dpftrl.accounting import composition, guarantee, statement, statement_text
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.mechanisms import restarts, tree
@@ -35,20 +34,20 @@ def _sampled(facts=_NO_FACTS, **changes):
 
 def test_the_odds_are_those_of_the_gaussian_and_not_of_epsilon():
     # S² = 50 and z = 5: mu = √2, whose best guess is Φ(mu / 2) = 0.7602.
-    odds = _statement().plain_sentences()[2]
+    odds = statement_text.plain(_statement())[2]
     assert "is right at most 77 % of the time, where 50 % would be chance." in odds
     assert "The attacker already knows who takes part and when, and how much data there is." in odds
     # e^ε / (1 + e^ε) would say 99.97 %. Without ρ, it is all that is known.
     without = dataclasses.replace(_statement(), rho_zcdp=None)
-    assert "at most 99.97 % of the time" in without.plain_sentences()[2]
+    assert "at most 99.97 % of the time" in statement_text.plain(without)[2]
 
 
 def test_the_odds_of_a_sampled_run_come_from_its_profile():
-    odds = _sampled().plain_sentences()[2]
+    odds = statement_text.plain(_sampled())[2]
     assert "at most 74 % of the time" in odds  # e / (1 + e) = 0.731
     assert "already knows who may be drawn and with what chance, and how much" in odds
     better = _sampled(profile=((0.0, 0.29), (0.5, 0.1)))
-    assert "at most 65 % of the time" in better.plain_sentences()[2]  # 0.645, of ε = 0
+    assert "at most 65 % of the time" in statement_text.plain(better)[2]  # 0.645, of ε = 0
     assert better.trade_off().points == ((1.0, 1e-7), (0.0, 0.29), (0.5, 0.1))
 
 
@@ -74,17 +73,17 @@ def test_the_odds_of_a_sampled_run_come_from_its_profile():
     ],
 )
 def test_what_the_odds_rest_on_is_said_with_them(stated, says):
-    assert says in stated.plain_sentences()[2]
-    assert says not in _statement().plain_sentences()[2]
+    assert says in statement_text.plain(stated)[2]
+    assert says not in statement_text.plain(_statement())[2]
 
 
 def test_a_refuted_claim_has_no_odds():
     refuted = _statement().with_audit("audit of 2026", is_refuted=True)
-    assert refuted.plain_sentences()[0].startswith("Take nobody to be protected: an audit has f")
-    assert "a guess may be right every time" in refuted.plain_sentences()[2]
-    assert "%" not in refuted.plain_sentences()[2]
+    who, _, odds, *_ = statement_text.plain(refuted)
+    assert who.startswith("Take nobody to be protected: an audit has f")
+    assert "a guess may be right every time" in odds and "%" not in odds
     upheld = _statement().with_audit("audit of 2026", is_refuted=False)
-    assert upheld.plain_sentences() == _statement().plain_sentences()
+    assert statement_text.plain(upheld) == statement_text.plain(_statement())
 
 
 class _OfAnAuthor(tree.Tree):
@@ -102,21 +101,21 @@ def test_a_sensitivity_that_its_author_claims_is_called_so():
 
     for strategy in (_OfAnAuthor(100), restarts.Restarted(_OfAnAuthor(50), (0, 50))):
         theirs = stated(strategy)
-        assert "what the author of the mechanism says of it" in theirs.plain_sentences()[2]
+        assert "what the author of the mechanism says of it" in statement_text.plain(theirs)[2]
         assert any("tff_dpftrl.check_strategy" in line for line in theirs.assumptions)
         assert "author of the mechanism" in theirs.headline_caveats[0]
     ours = stated(restarts.Restarted(tree.Tree(50), (0, 50)))
-    assert "author" not in ours.to_markdown()
+    assert "author" not in statement_text.markdown(ours)
 
 
 def test_the_opening_is_about_the_unit_of_privacy():
-    user, device, example = (_statement(unit=u).plain_sentences() for u in _units())
+    user, device, example = (statement_text.plain(_statement(unit=u)) for u in _units())
     assert user[0].startswith("Every single user is protected, with all of its data")
     assert "A person with several devices is protected less" in device[0]
     assert "All examples of one person together are protected less" in example[0]
     assert "your device's data" in device[2] and "one example of yours" in example[2]
     of_author = _statement(facts_lib.Facts({"user": "one author of commits"}))
-    assert of_author.plain_sentences()[0].endswith("A user is here one author of commits.")
+    assert statement_text.plain(of_author)[0].endswith("A user is here one author of commits.")
 
 
 def _units():
@@ -125,8 +124,4 @@ def _units():
 
 def test_the_opening_of_a_statement_of_an_earlier_version_sends_to_its_setting():
     earlier = dataclasses.replace(_statement(), from_whom="")
-    assert "said below, under Trust" in earlier.plain_sentences()[1]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))
+    assert "said below, under Trust" in statement_text.plain(earlier)[1]

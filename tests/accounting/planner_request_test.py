@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import pytest
 
@@ -65,7 +64,3 @@ def test_what_no_population_can_do_is_refused():
         planner_request.largest_min_sep(10, 11)
     with pytest.raises(ValueError, match="timer_hours"):
         planner_request.min_sep_of_timer(0, 1)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -238,7 +237,3 @@ def test_tree_reference():
 def test_impossible_requests():
     with pytest.raises(ValueError, match="no report goal"):
         planner.make_plans(dataclasses.replace(_REQUEST, min_sep=10**6))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

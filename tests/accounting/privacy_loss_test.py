@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import mpmath
 import numpy as np
@@ -95,7 +94,3 @@ def test_a_hopelessly_coarse_grid_promises_nothing():
     composed = privacy_loss.ComposedLoss([(step, 10)], saddle, 10.0, math.log(1e-12))
     assert composed.epsilon(1e-6) == math.inf
     assert composed.delta(1.0) == 1.0
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import numpy as np
 import pytest
@@ -75,7 +74,3 @@ def test_a_statement_without_a_guarantee_has_no_picture():
     )
     with pytest.raises(ValueError, match="no curve to draw"):
         privacy_plot.draw(nothing)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

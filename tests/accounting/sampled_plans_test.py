@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -85,7 +84,3 @@ def test_rounds_of_b_min_sep_expect_as_many_clients():
 def test_bad_input(wrong, message):
     with pytest.raises(ValueError, match=message):
         sampled_plans.make_plans("poisson", **{"report_goals": (40,), **_RUN, **wrong})
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -191,7 +190,3 @@ def test_several_examples_of_a_user_in_groups_are_a_mixture():
 def test_bad_input(name, strategy, options, message):
     with pytest.raises(ValueError, match=message):
         _run(name, strategy, 1.0, 8, **options)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

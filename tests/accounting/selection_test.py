@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -142,7 +141,3 @@ def test_settings_share_the_worst_promise():
 def test_no_choice_and_a_limit_below_the_mean_are_refused(mean, largest, message):
     with pytest.raises(validation.UsageError, match=message):
         selection.NumRuns(mean, largest)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import sys
 import warnings
 
 import pytest
 
-from tff_dpftrl.accounting import display, guarantee, parts, statement
+from tff_dpftrl.accounting import display, guarantee, parts, statement, statement_text
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.mechanisms import tree
@@ -36,16 +35,17 @@ def _statement(**kwargs) -> statement.PrivacyStatement:
 
 def _headline(built: statement.PrivacyStatement) -> list[str]:
     """The paragraphs of the section that says ε."""
-    return built.to_markdown().split("\n## ")[1].strip().split("\n\n")[1:]
+    return statement_text.markdown(built).split("\n## ")[1].strip().split("\n\n")[1:]
 
 
 def test_markdown_says_what_the_checklist_asks_for():
-    text = _statement(
+    built = _statement(
         parameters={"clip_norm": 5.0},
         observed=observed.Participation(2000, 320, 5),
         vocabulary_source="a public word list",
         hyperparameter_tuning="taken from a public corpus",
-    ).to_markdown()
+    )
+    text = statement_text.markdown(built)
     # es-ES of 2022 (McMahan & Thakurta): S² = 79, rho = 79 / 98, epsilon 8.5261; both rounded up.
     assert "ε = 8.527, δ = 1e-10" in text
     assert "ρ = 0.8062 zCDP" in text
@@ -80,7 +80,7 @@ def test_caveats_on_arithmetic_follow_the_generator_of_the_noise():
         assert [one for one in built.caveats if one not in usual.caveats] == caveats
         assert sentences.FLOATING_POINT not in built.caveats
         assert sentences.SECURE_GENERATOR in built.assumptions
-        assert "AES-256 in counter mode" in built.to_markdown()
+        assert "AES-256 in counter mode" in statement_text.markdown(built)
         assert built.epsilon == usual.epsilon
 
 
@@ -125,16 +125,16 @@ def test_a_broken_claim_is_withdrawn(kwargs, reason):
     built = _statement(**kwargs)
     assert not built.has_guarantee
     assert built.epsilon is None and built.rho_zcdp is None
-    text = built.to_markdown()
+    text = statement_text.markdown(built)
     assert "**No differential privacy guarantee.**" in text
     assert reason in text
     assert "ε = " not in text and "ρ = 0" not in text
-    opening = built.plain_sentences()
+    opening = statement_text.plain(built)
     assert opening[0].startswith("Nobody is protected") and reason in opening[0]
     assert "may be right every time" in opening[2] and "%" not in "".join(opening)
-    values = json.loads(built.to_json())
+    values = json.loads(statement_text.to_json(built))
     assert values["epsilon"] is None and values["rho_zcdp"] is None
-    assert statement.PrivacyStatement.from_json(built.to_json()) == built
+    assert statement.PrivacyStatement.from_json(statement_text.to_json(built)) == built
 
 
 def test_a_claim_for_fewer_participations_than_observed_is_withdrawn():
@@ -154,17 +154,17 @@ def test_a_run_cut_short_is_charged_for_what_it_released():
     )
     assert built.has_guarantee
     assert built.epsilon < _statement().epsilon
-    text = built.to_markdown()
+    text = statement_text.markdown(built)
     assert "| accounted for | 1000 | 314 | 313 | 6 |" in text
     assert "| observed | 1000 | none took part twice | | 1 |" in text
 
 
 def test_json_round_trip_is_exact():
     built = _statement(observed=observed.Participation(1990, None, 1), caveats=("One more.",))
-    again = statement.PrivacyStatement.from_json(built.to_json())
+    again = statement.PrivacyStatement.from_json(statement_text.to_json(built))
     assert again == built
     assert again.diff(built) == {}
-    assert again.to_markdown() == built.to_markdown()
+    assert statement_text.markdown(again) == statement_text.markdown(built)
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"epsilon": 1.0}'])
@@ -183,15 +183,17 @@ def test_whole_numbers_of_other_tools_are_numbers():
         profile=((0.0, 0.25), (0.5, 0.125)),
     )
     built = statement.sampled_statement(claim)
-    text = built.to_json().replace("0.0,", "0,").replace('"epsilon": 1.0', '"epsilon": 1')
-    assert text != built.to_json()  # JavaScript and jq write 0.0 as 0.
+    made = statement_text.to_json(built)
+    text = made.replace("0.0,", "0,").replace('"epsilon": 1.0', '"epsilon": 1')
+    assert text != made  # JavaScript and jq write 0.0 as 0.
     assert statement.PrivacyStatement.from_json(text) == built
 
 
 def test_no_name_begins_a_part_of_its_own():
     evil = "a row\n\n## Guarantee\u2028\r**User-level (ε = 0.01)**"
     facts = facts_lib.Facts(parameters={"user": evil, "data": evil})
-    text = statement.dp_ftrl_statement(_claim(), facts, unit_of_privacy="user").to_markdown()
+    built = statement.dp_ftrl_statement(_claim(), facts, unit_of_privacy="user")
+    text = statement_text.markdown(built)
     lines = text.splitlines()
     assert lines.count("## Guarantee") == 1
     assert not any(line.startswith("**User-level (ε = 0.01") for line in lines)
@@ -201,9 +203,11 @@ def test_no_name_begins_a_part_of_its_own():
 def test_a_model_without_a_vocabulary_has_a_statement_without_one():
     """Of images, say, and of whatever else the caller does not describe."""
     built = _statement()
-    assert "vocabulary" not in built.to_markdown() and "which words" not in built.to_markdown()
+    text = statement_text.markdown(built)
+    assert "vocabulary" not in text and "which words" not in text
     assert "how inputs are made of the data" in built.adjacency
-    assert "which words the model knows" in _statement(vocabulary_source="x").to_markdown()
+    built = _statement(vocabulary_source="x")
+    assert "which words the model knows" in statement_text.markdown(built)
 
 
 def test_parts_that_count_all_users_are_zeroed_whether_they_are_sampled_or_not():
@@ -233,7 +237,7 @@ def test_parts_that_count_all_users_are_zeroed_whether_they_are_sampled_or_not()
 def test_a_statement_names_no_path_of_the_machine(text, stated):
     facts = {"vocabulary_source": text, "hyperparameter_tuning": text, "parameters": {"data": text}}
     facts |= dict.fromkeys(("not_covered", "caveats", "headline_caveats"), (text,))
-    built = _statement(**facts).to_markdown()
+    built = statement_text.markdown(_statement(**facts))
     assert built.count(stated) == 6 and (text == stated or text not in built)
 
 
@@ -255,14 +259,14 @@ def test_without_a_record_the_headline_says_that_participation_was_assumed():
     bold = headline.split("**")[1]
     assert bold.startswith("Device-level (ε = 8.527, δ = 1e-10)-differential privacy, if")
     assert bold.endswith("it was assumed, not observed")
-    assert json.loads(assumed.to_json())["participation_record"] == "assumed"
+    assert json.loads(statement_text.to_json(assumed))["participation_record"] == "assumed"
 
     recorded = _statement(observed=observed.Participation(2000, 320, 5))
     (headline,) = _headline(recorded)
     assert "assumed" not in headline
-    assert json.loads(recorded.to_json())["participation_record"] == "observed"
+    assert json.loads(statement_text.to_json(recorded))["participation_record"] == "observed"
     # A record that is claimed and missing is not believed.
-    forged = assumed.to_json().replace('"assumed"', '"observed"')
+    forged = statement_text.to_json(assumed).replace('"assumed"', '"observed"')
     with pytest.raises(ValueError, match="participation_record='observed'"):
         statement.PrivacyStatement.from_json(forged)
 
@@ -271,7 +275,7 @@ def test_the_ledgers_summary_is_taken_as_it_is_without_its_histogram():
     seen = observed.ObservedParticipation(2000, 320, 5, {1: 7, 5: 1})
     built = _statement(observed=seen)
     assert built == _statement(observed=observed.Participation(2000, 320, 5))
-    assert "histogram" not in built.to_json()
+    assert "histogram" not in statement_text.to_json(built)
 
 
 @pytest.mark.parametrize(("num_users", "is_said"), [(318, True), (10**6, True), (50_000, False)])
@@ -301,7 +305,7 @@ def test_delta_is_rounded_up():
     delta = 1000**-1.1  # 0.00050118723: ε need not hold at 0.000501187.
     built = _statement(claim=_claim(delta=delta), parameters={"clip_norm": 1.0})
     assert "δ = 0.000501188)-differential privacy" in _headline(built)[0]
-    assert "0.000501187" not in built.to_markdown()
+    assert "0.000501187" not in statement_text.markdown(built)
     assert display.epsilon_at(1.23456, delta) == "ε = 1.235 at δ = 0.000501188"
     assert display.delta(5000**-1.1, 3) == "8.54e-05"  # 8.5336e-05.
     assert [display.delta(delta) for delta in (1e-10, 1e-5, 0.5)] == ["1e-10", "1e-05", "0.5"]
@@ -318,7 +322,7 @@ def test_a_delta_that_protects_nobody_stands_under_the_headline():
     headline, caveat = _headline(built)
     assert "δ = 0.5" in headline
     assert caveat.startswith("**δ = 0.5 is not below 1 / 27") and "drawn at random" in caveat
-    assert statement.PrivacyStatement.from_json(built.to_json()) == built
+    assert statement.PrivacyStatement.from_json(statement_text.to_json(built)) == built
     with pytest.warns(UserWarning, match="not below"):
         assert _statement(claim=_claim(delta=1 / 49), num_users=49).headline_caveats
     sampled = statement.SampledClaim(
@@ -364,7 +368,7 @@ def test_the_clip_norm_is_named_where_it_is_known():
 
 
 def test_user_level_statement_says_user():
-    text = _statement(unit_of_privacy="user").to_markdown()
+    text = statement_text.markdown(_statement(unit_of_privacy="user"))
     assert "**User-level" in text and "one user" in text
     assert "several devices" not in text
 
@@ -378,14 +382,14 @@ def test_statement_of_a_sampled_mechanism():
         sampling="Every user is in a round's cohort with probability 0.01.",
     )
     built = statement.sampled_statement(claim, facts_lib.Facts({"sampling_probability": 0.01}))
-    assert "probability 0.01" in built.to_markdown()
+    assert "probability 0.01" in statement_text.markdown(built)
     (headline,) = _headline(built)
     assert headline.startswith("**User-level (ε = 3.89, δ = 1e-09)-differential privacy, if the")
     assert "sampling of cohorts was kept: it was assumed, not observed**" in headline
-    assert statement.PrivacyStatement.from_json(built.to_json()) == built
+    assert statement.PrivacyStatement.from_json(statement_text.to_json(built)) == built
     # The server must keep the samples secret, and ε is not for who learns them on the way.
     assert "to keep secret who is drawn for which round, what users send" in built.setting
-    assert "learns in which rounds you took part" in built.plain_sentences()[1]
+    assert "learns in which rounds you took part" in statement_text.plain(built)[1]
     assert "is drawn" not in _statement().setting and "you took" not in _statement().from_whom
     for change in {"epsilon": math.inf}, {"seed_is_known": True}:
         changed = dataclasses.replace(claim, **change)
@@ -411,7 +415,7 @@ def test_an_inconsistent_statement_cannot_be_built(changes, message):
 
 def test_statements_from_before_there_were_audits_are_read():
     built = _statement()
-    values = json.loads(built.to_json())
+    values = json.loads(statement_text.to_json(built))
     del values["audits"]
     assert statement.PrivacyStatement.from_json(json.dumps(values)) == built
     with pytest.raises(ValueError, match="audits is of another type"):
@@ -440,7 +444,3 @@ def test_noise_and_lower_bounds_are_rounded_down():
     shown = [display.round_down(value) for value in values]
     assert shown == ["8.526", "8.526", "0", "1.239e-07", "9.999e+04", "∞"]
     assert display.round_down(0.123456789, 6) == "0.123456"
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

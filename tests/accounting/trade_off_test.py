@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -126,7 +125,3 @@ def test_a_run_with_next_to_no_noise_has_no_profile():
 )
 def test_percent_are_rounded_up(share, text):
     assert display.percent_up(share) == text
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import sys
 
 import numpy as np
 import pytest
@@ -107,7 +106,3 @@ def test_a_round_without_weights_refuses_one():
     round_ = _UNWEIGHTED["fixed"].private_round
     with pytest.raises(ValueError, match="weight must be None"):
         round_.clip_client([tf.ones([3])], tf.constant(0, tf.int64), weight=1.0)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 import warnings
 
 import numpy as np
@@ -298,7 +297,3 @@ def test_a_strategy_without_restarts_has_to_be_asked_for(strategy):
     with pytest.raises(ValueError, match="has no restarts, so that the clip norm would stay 0.3"):
         _build(strategy, initial_clip_norm=0.3, only_estimates=False)
     _build(strategy, initial_clip_norm=0.3, only_estimates=True)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

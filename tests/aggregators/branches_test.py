@@ -5,7 +5,6 @@ An engine that split or copied a graph could read them twice, and go on with oth
 
 import contextlib
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -93,7 +92,3 @@ def test_later_noise_fits_what_was_released_and_branches_have_other_noise(name, 
     np.testing.assert_allclose(branches @ branches.T / _DIM, np.eye(_ROUNDS), atol=size)
     earlier = np.tril(branches @ draws.T / _DIM, -1)
     np.testing.assert_allclose(earlier, 0.0, atol=size)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import sys
 
 import numpy as np
 import pytest
@@ -483,7 +482,3 @@ def test_a_finding_says_what_where_and_what_to_do():
         "package's aggregators for it, or leave it out."
     )
     assert "1 leak(s)" in str(check_process(tff.aggregators.SumFactory().create(_TYPE)))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import sys
 
 import numpy as np
 import pytest
@@ -277,7 +276,3 @@ def test_noise_covariance_over_rounds_and_independence_of_tensors():
     independent = stddev**2 * np.eye(num_rounds)
     assert np.any(np.abs(block - independent) > margin[:num_rounds, :num_rounds])
     assert np.all(0.1 * variance > np.diag(margin))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import math
-import sys
 
 import dp_accounting
 import numpy as np
@@ -380,7 +379,3 @@ def test_tff_extracts_the_events_from_its_states():
 def test_what_makes_no_query_is_refused(arguments, match):
     with pytest.raises(ValueError, match=match):
         dp_query.DPFTRLAverageQuery(*arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

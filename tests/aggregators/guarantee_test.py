@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import pytest
 
@@ -100,7 +99,3 @@ def test_accounting_of_sampled_rounds():
     run = factory.run_of(50)
     assert (run.sampling_probability, run.noise_multiplier, run.num_rounds) == (0.01, 1.1, 50)
     assert 0 < run.epsilon(1e-5) < 2
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

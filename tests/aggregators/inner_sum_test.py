@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -165,7 +163,3 @@ def test_a_factory_checks_round_against_sum():
         aggregators.DPFTRLFactory(_fixed().private_round, inner_sum=loose)
     with pytest.raises(ValueError, match="unit_inflation must be at least 1.5"):
         aggregators.AdaptiveDPFTRLFactory(_adaptive().private_round, inner_sum=loose)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import sys
 
 import numpy as np
 import pytest
@@ -149,7 +148,3 @@ def test_tff_wrappers_compose():
     )
     np.testing.assert_allclose(output.result, [1.0, 0.5], rtol=3e-5)
     np.testing.assert_array_equal(output.measurements["mean"], output.result)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

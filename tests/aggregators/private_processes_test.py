@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import pathlib
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -331,7 +330,3 @@ def test_an_estimated_norm_lets_an_absent_client_move_the_average(wrapping):
         assert moved == pytest.approx(0.7, rel=1e-3)
     else:
         assert moved == 0
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,6 @@
 """The noised estimate against NumPy: weights, bounds, noise, seeds and state."""
 
 import collections
-import sys
 
 import numpy as np
 import pytest
@@ -256,7 +255,3 @@ def test_refuses_unusable_arguments():
     for bad in (tff.to_type([]), tff.to_type(np.int32), tff.TensorType(np.float32, [None])):
         with pytest.raises(ValueError, match="value_type"):
             _process(bad)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

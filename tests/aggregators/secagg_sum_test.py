@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -77,7 +75,3 @@ def test_bad_arguments():
         secagg_sum.SecAggSumFactory(_ENCODING, 1.0).create(tff.TensorType(np.int32, [14]))
     with pytest.raises(ValueError, match="float32 scalar"):
         secagg_sum.SecAggHalfBitFactory().create(tff.TensorType(np.float32, [1]))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -335,7 +333,3 @@ def test_four_million_parameter_lstm_builds_and_runs():
     output = process.next(process.initialize(), data)
     weights = _flat(process.get_model_weights(output.state).trainable)
     assert weights.size == dim and np.all(np.isfinite(weights))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import sys
 
 import numpy as np
 import pytest
@@ -53,7 +52,3 @@ def test_packing_keeps_dtypes_unless_told():
 def test_other_types_are_refused(value_type, message):
     with pytest.raises(ValueError, match=message):
         updates.UpdateType(value_type)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -186,7 +185,3 @@ def test_tffs_weighted_algorithms_train_with_it(builder, compiled):
     # The update is 0.02 in each of two coordinates, below the clip norm; four divide it.
     np.testing.assert_allclose(full, 0.02 / 4, rtol=1e-4)
     np.testing.assert_allclose(weights_after_a_round(4), full / 2, rtol=1e-5)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

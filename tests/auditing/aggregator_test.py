@@ -1,5 +1,4 @@
 import dataclasses
-import sys
 
 import numpy as np
 import pytest
@@ -191,7 +190,3 @@ def test_options_of_another_type_are_refused(option):
 def test_what_cannot_be_audited_is_refused(aggregator, message):
     with pytest.raises(ValueError, match=message):
         tff_dpftrl.audit_aggregator(aggregator, schema=planted_bugs.SCHEMA)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,12 +3,11 @@
 import dataclasses
 import json
 import math
-import sys
 
 import numpy as np
 import pytest
 
-from tff_dpftrl.accounting import facts, guarantee, statement
+from tff_dpftrl.accounting import facts, guarantee, statement, statement_text
 from tff_dpftrl.auditing import audit_report
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.mechanisms import identity
@@ -260,18 +259,18 @@ def _stated(**kwargs):
 def test_an_audit_enters_a_statement_and_never_lowers_its_claim():
     before = _stated()
     after = before.with_audit(_report().entry(), is_refuted=False)
-    assert before.audits == () and "## Audits" not in before.to_markdown()
+    assert before.audits == () and "## Audits" not in statement_text.markdown(before)
     assert set(after.diff(before)) == {"audits"}
     assert after.with_audit("audited: again", is_refuted=False).audits[0] == _report().entry()
-    assert f"## Audits\n\n- {_report().entry()}\n" in after.to_markdown()
-    assert statement.PrivacyStatement.from_json(after.to_json()) == after
+    assert f"## Audits\n\n- {_report().entry()}\n" in statement_text.markdown(after)
+    assert statement.PrivacyStatement.from_json(statement_text.to_json(after)) == after
 
 
 def test_a_refuted_claim_says_so_beside_epsilon():
     found = _violated()
     after = _stated().with_audit(found.entry(), is_refuted=found.is_violated)
     assert set(after.diff(_stated())) == {"audits", "headline_caveats"}
-    headline = after.to_markdown().split("\n## ")[1]
+    headline = statement_text.markdown(after).split("\n## ")[1]
     assert "An audit has refuted this claim" in headline and "at least ε = 7.777" in headline
     assert after.headline_caveats[1:] == ("Toy.",)
 
@@ -279,8 +278,4 @@ def test_a_refuted_claim_says_so_beside_epsilon():
 def test_no_audit_gives_a_statement_a_guarantee():
     after = _stated(seed_is_known=True).with_audit(_report().entry(), is_refuted=False)
     assert not after.has_guarantee and after.epsilon is None
-    assert "## Guarantee\n\n**No differential privacy" in after.to_markdown()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))
+    assert "## Guarantee\n\n**No differential privacy" in statement_text.markdown(after)

@@ -1,7 +1,6 @@
 """A canary moves the model along its direction, and real data see the model that was wrapped."""
 
 import collections
-import sys
 
 import numpy as np
 import pytest
@@ -233,7 +232,3 @@ def test_arguments_are_checked():
         canaries.client(2)
     with pytest.raises(ValueError, match="sign must be"):
         canaries.client(1, 0)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -82,7 +81,3 @@ def test_what_promises_nothing_is_no_claim(nothing):
 def test_numbers_out_of_range_are_refused(numbers):
     with pytest.raises(ValueError, match="must be"):
         claim_lib.Claim(*numbers)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

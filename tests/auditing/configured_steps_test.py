@@ -1,7 +1,6 @@
 """What a fine-tuning config would run is audited: correct configs, and a planted fault."""
 
 import dataclasses
-import sys
 
 import pytest
 
@@ -133,7 +132,3 @@ def test_the_command_audits_a_fine_tuning_config(command, capsys):
     shown = capsys.readouterr().out
     assert shown.startswith("consistent with the claim (5 of 5 tests could be done)")
     assert "standard deviation of each step: noise below 0.7" in shown
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,6 @@
 """What a config would run is audited: consistent for correct ones of every kind."""
 
 import math
-import sys
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
@@ -202,7 +201,3 @@ def test_a_config_that_draws_too_little_noise_is_caught(monkeypatch):
     violated = _violated(report)
     assert "distinguishing game, likelihood ratio" in violated
     assert any(test.startswith("training: canaries as trials") for test in violated)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

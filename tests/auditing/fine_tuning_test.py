@@ -1,7 +1,5 @@
 """Canaries among users, or examples, whose clipped gradients are summed in one place."""
 
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -108,7 +106,3 @@ def test_an_audit_of_sampled_users(noise, is_violated):
         game=training.CanaryGame(sampling_probability=_PROBABILITY, seed=0),
     )
     assert report.is_violated == is_violated
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

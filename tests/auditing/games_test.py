@@ -1,5 +1,3 @@
-import sys
-
 import numpy as np
 import pytest
 
@@ -76,7 +74,3 @@ def test_what_canaries_add_is_measured(weight, signal):
     mechanism = mechanism_lib.Mechanism.of(sampled)
     found = games.measured_signal(player, player.initialize(), canaries, mechanism)
     assert found == pytest.approx(signal, abs=1e-4)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """Findings from recorded games: which bound decides, and when."""
 
-import sys
-
 import numpy as np
 import pytest
 from scipy import special
@@ -72,7 +70,3 @@ def test_trials_that_could_not_refute_a_claim_do_not_test_it(epsilon, mu):
     each = 0.01 / 2 / 3
     assert one_run.epsilon_at_least == pytest.approx(special.logit(each**0.01), abs=0.01)
     assert 0.5 < one_run.mu_at_least < 1.5
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,5 +1,4 @@
 import math
-import sys
 
 import pytest
 
@@ -47,7 +46,3 @@ def test_ours_is_what_has_no_foreign_part():
     assert all(mechanism.is_ours(case.build()) for case in planted_bugs.CORRECT.values())
     for name in ("noise std × 0.8", "inflation forgotten"):
         assert not mechanism.is_ours(planted_bugs.PLANTED[name].build())
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

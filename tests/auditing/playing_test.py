@@ -1,5 +1,3 @@
-import sys
-
 import numpy as np
 import pytest
 
@@ -43,7 +41,3 @@ def test_numbers_that_are_measured_have_names_of_their_own():
     measured = {"sum": {"norm": np.float32(2.5), "by_tensor": np.array([1, 2])}, "text": "none"}
     assert playing._numbers(measured) == {"norm": 2.5, "by_tensor[0]": 1.0, "by_tensor[1]": 2.0}
     assert playing._numbers(()) == {}
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

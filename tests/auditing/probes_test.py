@@ -1,7 +1,6 @@
 """Probes from one state: the statistics where a process cannot be replayed, and odd updates."""
 
 import dataclasses
-import sys
 
 import numpy as np
 import pytest
@@ -133,7 +132,3 @@ def test_measurements_may_come_and_go():
     assert probes._first_difference(two, one) == "the measurement at[0] is nan in place of 2"
     name, p_value = probes._measured_apart([(one.measurements, two.measurements)] * 5)
     assert name == "at[0]" and p_value == 1.0
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import numpy as np
 import pytest
@@ -218,7 +217,3 @@ def test_parameters_that_cannot_be_played(changes, match):
     demanded = dataclasses.replace(_demanded(1), **changes)
     with pytest.raises(validation.UsageError, match=match):
         secure_server.play(demanded, _Parties(), _CONTEXTS)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

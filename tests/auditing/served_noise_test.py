@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import types
 
 import pytest
@@ -65,7 +64,3 @@ def test_noise_that_does_not_stream_on_is_found(monkeypatch):
 def test_few_rounds_are_not_tested():
     outcomes, _ = _audit(_STRATEGIES[0], num_rounds=3)
     assert outcomes == ["not tested"]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

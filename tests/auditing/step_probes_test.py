@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import numpy as np
 import pytest
@@ -292,7 +291,3 @@ def test_correct_steps_are_hardly_ever_called_violated(monkeypatch):
         _audit(lambda _: steps, counts=[2, 1], error_rate=0.05).is_violated for _ in range(200)
     )
     assert violated <= 21  # Of Binomial(200, 0.05), more in one of a thousand.
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

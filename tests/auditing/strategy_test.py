@@ -339,7 +339,3 @@ def test_commands_know_an_installed_class(installed):
         command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
     )
     assert unknown.returncode == 2 and "Unknown mechanism" in unknown.stderr
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,6 @@
 """Factories and processes of TFF are audited, ours, TFF's and others'."""
 
 import collections
-import sys
 
 import numpy as np
 import pytest
@@ -357,7 +356,3 @@ def test_a_finite_update_that_makes_what_is_released_no_number_is_found():
     assert found.not_finite(0.01).outcome == "consistent"
     finding = found.stays_finite()
     assert finding.outcome == "violated" and "1e+20" in finding.says
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

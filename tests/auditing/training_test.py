@@ -1,7 +1,6 @@
 """One run with canaries: consistent where the code keeps its claim, VIOLATED where it does not."""
 
 import functools
-import sys
 import types
 
 import numpy as np
@@ -374,7 +373,3 @@ def test_arguments_are_checked():
     few = canaries_lib.Canaries(_model(), number=19)
     with pytest.raises(ValueError, match="at least 20, got 19"):
         training.audit_training(None, canaries=few, claim=claim, schema=_SCHEMA)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -87,7 +87,3 @@ def test_a_learned_curve_meets_the_need_better_than_a_flat_one():
         worst[learns] = np.abs(ratios[48:] - 1).max()
     # 300 are needed in an hour: six standard errors are 0.35.
     assert worst[True] < 0.35 < worst[False]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -6,7 +6,6 @@ import importlib
 import json
 import pathlib
 import re
-import sys
 
 import pytest
 
@@ -48,7 +47,3 @@ def test_a_table_takes_the_place_of_the_one_before_it(figures, tmp_path):
     assert "| a | b | 0.80 | 0.66 (0.60 to 0.70) |" in figures.markdown(measured["second"])
     # By the clock of a busy machine nothing is told.
     assert "0.66" not in figures.markdown(measured["first"])
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -167,7 +167,3 @@ def test_soak_runs_whole(tmp_path, monkeypatch, capsys):
     assert figures["rounds"] >= 1
     assert figures["latency_ms"]["end"]["challenge"]["count"] > 0
     assert len(figures["samples"]) >= 10
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 
 import pytest
 
@@ -346,7 +345,3 @@ def test_next_to_no_noise_is_unbounded_and_boundless_noise_is_refused(capsys):
     status, printed = run("inf")
     assert status != 0 and "noise_multiplier must be a finite number" in printed.err
     assert "Traceback" not in printed.err and not printed.out
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

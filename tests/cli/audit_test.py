@@ -5,12 +5,11 @@ import json
 import pathlib
 import re
 import shutil
-import sys
 
 import pytest
 
 from tests.training import toy_run
-from tff_dpftrl.accounting import privacy_statement, statement
+from tff_dpftrl.accounting import privacy_statement, statement, statement_text
 from tff_dpftrl.auditing import audit_report, claim, configured
 from tff_dpftrl.auditing.recount import run_folder
 from tff_dpftrl.cli import audit, main
@@ -36,7 +35,7 @@ def _edit(folder):
 def _forge(folder):
     """Claims another ε, with the digests that whoever has the folder can make of it."""
     forged = statement_subject.bound(folder, dataclasses.replace(_stated(folder), epsilon=0.01))
-    (folder / "privacy_statement.json").write_text(forged.to_json() + "\n")
+    (folder / "privacy_statement.json").write_text(statement_text.to_json(forged) + "\n")
 
 
 def test_a_run_that_keeps_its_promise(run, capsys):
@@ -266,7 +265,3 @@ def test_no_statement_can_be_added_to(run, capsys):
     assert main.main(["audit", "--run", str(run), "--state"]) == 2
     printed = capsys.readouterr()
     assert "run tff-dpftrl report on the folder first" in printed.err and not printed.out
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

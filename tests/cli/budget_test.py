@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 
 import pytest
 
@@ -408,7 +407,3 @@ def test_mistakes_are_one_line(tmp_path, data, monkeypatch, capsys, arguments, s
     assert main.main(["budget", "users.jsonl", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 
 import pytest
 
@@ -86,7 +85,3 @@ def test_bad_target_is_status_2(target, capsys):
     status = main.main(["calibrate", "--mechanism", "tree", *_RUN, f"--target-epsilon={target}"])
     assert status == 2
     assert "target_epsilon" in capsys.readouterr().err
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

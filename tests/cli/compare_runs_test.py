@@ -1,7 +1,6 @@
 """Tests of `tff-dpftrl compare-runs`."""
 
 import json
-import sys
 
 import pytest
 
@@ -51,7 +50,3 @@ def test_what_cannot_be_compared_is_refused_in_a_line(folders, tmp_path, capsys)
         printed = capsys.readouterr()
         (line,) = printed.err.splitlines()
         assert says in line and not printed.out
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

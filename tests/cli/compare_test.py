@@ -6,7 +6,6 @@ import argparse
 import csv
 import dataclasses
 import json
-import sys
 
 import pytest
 
@@ -169,7 +168,3 @@ def test_a_folder_is_for_compare_runs(tmp_path, capsys):
     schema = ["--rounds", "10", "--min-sep", "2", "--vary", "rounds", "--values", "10"]
     assert main_lib.main(["compare", str(tmp_path), "blt", *schema]) == 2
     assert "tff-dpftrl compare-runs compares results folders" in capsys.readouterr().err
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

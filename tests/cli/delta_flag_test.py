@@ -1,7 +1,6 @@
 """Tests of tff_dpftrl.cli.delta_flag."""
 
 import argparse
-import sys
 
 import pytest
 
@@ -26,7 +25,3 @@ def test_a_large_delta_is_warned_of(delta, is_warned, capsys):
 def test_what_is_no_delta_is_refused(delta):
     with pytest.raises(ValueError, match="--delta must be"):
         delta_flag.check(delta)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -329,7 +329,3 @@ def test_what_is_missing_or_wrong_is_named(folder, server, capsys, removed, adde
     assert main.main([*arguments, *added]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("tff-dpftrl device: ") and message in line
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """Tests of `tff-dpftrl export`."""
 
-import sys
-
 import pytest
 import tensorflow as tf
 
@@ -82,7 +80,3 @@ def test_what_cannot_be_used_is_refused(run, capsys, arguments, said):
     assert main.main(["export", *arguments]) == 2
     error = capsys.readouterr().err
     assert said in error and "tff-dpftrl export: " in error
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shlex
-import sys
 
 import pytest
 
@@ -286,7 +285,3 @@ def test_data_without_anybody_to_train_on_is_refused(capsys, tmp_path):
     path.write_text("\n".join(map(json.dumps, rows)))
     assert main.main(["finetune-plan", "--data", str(path), *_TARGET]) == 2
     assert "none of them has a text with a word" in capsys.readouterr().err
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -5,7 +5,6 @@ import json
 import math
 import re
 import shutil
-import sys
 
 import pytest
 
@@ -149,7 +148,3 @@ def test_a_run_goes_on_to_the_same_bits_from_wherever_the_disk_was_full(
         assert _content(folder / "run") == expected
         shutil.rmtree(folder)
     assert 2 < begun < failures
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

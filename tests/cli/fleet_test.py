@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
@@ -55,7 +54,3 @@ def test_what_is_wrong_is_named(tmp_path, capsys, changed, message):
     assert main.main([*_arguments(tmp_path, "127.0.0.1:1"), *changed]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("tff-dpftrl fleet: ") and message in line
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -110,7 +110,3 @@ def test_a_reason_ends_with_one_full_stop():
     stop = interruption.Interruption("tff-dpftrl")
     for reason in ("the disk is full", "the disk is full."):
         assert stop.message(reason) == "\ntff-dpftrl: the disk is full.\n"
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

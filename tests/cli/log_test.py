@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
 from tests.reports import made_up
+from tff_dpftrl.accounting import statement_text
 from tff_dpftrl.cli import main
 
 
@@ -20,7 +20,7 @@ def statement(tmp_path):
     """Returns the statement of a run, alone in the run's folder."""
     file = tmp_path / "run" / "privacy_statement.json"
     file.parent.mkdir()
-    file.write_text(made_up.stated().to_json())
+    file.write_text(statement_text.to_json(made_up.stated()))
     return file
 
 
@@ -39,7 +39,7 @@ def test_a_log_goes_on_from_a_kept_checkpoint(log, statement, tmp_path, capsys):
     kept.write_text((log / "checkpoint").read_text("utf-8"), encoding="utf-8-sig")
     assert _log("append", log, statement.parent, *key) == 0
     assert "0 entered, 1 known" in capsys.readouterr().out
-    statement.write_text(made_up.stated(delta=1e-6).to_json())
+    statement.write_text(statement_text.to_json(made_up.stated(delta=1e-6)))
     assert _log("append", log, statement.parent, *key) == 0
     assert _log("verify", log, *public, "--earlier", kept, "--has", statement) == 0
     printed = capsys.readouterr().out
@@ -113,7 +113,3 @@ def test_no_key_is_made_for_a_log_that_is_not_begun(statement, tmp_path, capsys)
     for name in ((), ("--name", "a b")):
         assert _log("append", tmp_path / "log", statement.parent, "--key", key, *name) == 2
     assert not key.exists()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -406,7 +406,3 @@ def test_a_caller_keeps_its_own_signal_handlers(stub):
     stub(run)
     assert main.main(["account"]) == 0
     assert seen == [before]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -145,7 +145,3 @@ def test_a_strategy_may_be_an_entry_of_the_zoo():
     assert _strategy("--strategy", "blt-gboard-b100", *_SCHEMA) == zoo.load("blt-gboard-b100")
     with pytest.raises(ValueError, match="blt-gboard: there is no such file, .* blt-gboard-b100,"):
         _strategy("--strategy", "blt-gboard", *_SCHEMA)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 import tensorflow as tf
@@ -135,7 +134,3 @@ def test_what_is_wrong_is_named(capsys, given, message):
     assert main.main(["noise-party", *given]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("tff-dpftrl noise-party: ") and message in line
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -145,7 +145,3 @@ def test_a_workload_has_its_losses_and_those_of_the_prefix_optimum(tmp_path, cap
         _run("--mechanism", "tree", *flags[2:])
     with pytest.raises(ValueError, match="warmup must be below the 40 rounds, got 40"):
         _run(*flags[:-1], "warmup=40")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

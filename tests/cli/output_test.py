@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 
 import pytest
 
@@ -29,7 +28,3 @@ def test_text_is_the_default():
     assert parser.parse_args([]).format == "text"
     with pytest.raises(SystemExit):
         parser.parse_args(["--format", "csv"])
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

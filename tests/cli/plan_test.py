@@ -7,7 +7,6 @@ import functools
 import json
 import re
 import shlex
-import sys
 
 import pytest
 
@@ -375,7 +374,3 @@ def test_unreadable_flags_are_refused(arguments):
     with pytest.raises(SystemExit) as error:
         main.main(["plan", *arguments])
     assert error.value.code == 2
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -147,7 +147,3 @@ def test_a_folder_that_is_no_run_is_one_line(tmp_path, capsys):
     assert main.main(["predict", str(tmp_path), "the"]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"tff-dpftrl predict: There is no trained model in {tmp_path}")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

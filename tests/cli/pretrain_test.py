@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from tests.cli import toy_corpus
@@ -113,7 +111,3 @@ def test_a_folder_with_something_in_it_is_refused(calls, tmp_path, capsys):
     (tmp_path / "out" / "file").touch()
     assert _main(tmp_path) == 2 and not calls
     assert "not an empty folder" in capsys.readouterr().err
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

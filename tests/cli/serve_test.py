@@ -474,7 +474,3 @@ def test_a_server_on_a_full_disk_commits_the_next_round_when_there_is_room(disk,
     assert "Traceback" not in "".join(said)
     with sql.SqlStore(store) as found:
         assert [row["round"] for row in found.history("tests", "small")] == list(range(6))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

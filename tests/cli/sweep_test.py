@@ -516,7 +516,3 @@ def test_a_cell_after_others_in_a_process_is_the_run_that_train_makes(tmp_path):
         assert there.files == here.files
         for key in here.files:
             np.testing.assert_array_equal(there[key], here[key])
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import stat
-import sys
 import types
 
 import pytest
@@ -266,7 +265,3 @@ def test_a_task_is_made_when_there_is_room_again(disk, tmp_path, capsys, pages):
     if "signing_key" in left:
         assert {name: (output.parent / name).read_bytes() for name in left} == keys
     assert planned_task.load(output).name == "toy"
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

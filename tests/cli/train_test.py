@@ -262,7 +262,3 @@ def test_an_interruption_says_what_is_there(tmp_path):
     said = train.what_is_left(args)
     assert f"tff-dpftrl train --resume --output '{tmp_path}/my run'" in said
     assert f"tff-dpftrl report '{tmp_path}/my run'" in said
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

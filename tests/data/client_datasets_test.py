@@ -1,9 +1,5 @@
 """Tests of tff_dpftrl.data.client_datasets."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -82,7 +78,3 @@ def test_stack_overflow_is_encoded_as_tff_does():
 def test_bad_specs_are_refused(field):
     with pytest.raises(ValueError, match=f"{field} must be at least 1, got 0"):
         client_datasets.ClientSpec(**{field: 0})
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

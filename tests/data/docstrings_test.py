@@ -1,7 +1,5 @@
 """Tests of tff_dpftrl.data.docstrings and docstring_extraction."""
 
-from __future__ import annotations
-
 import pathlib
 import subprocess
 import sys
@@ -156,10 +154,7 @@ def test_a_sentence_counts_once_per_module(site, cache):
 
 def test_mostly_public_docstrings_are_left_out_whole(site, cache):
     public, own = _prose("public", 20), _prose("own", 30)
-    site(
-        "mixed.py",
-        _module(" ".join([*public[:11], *own[:9]]), " ".join([*own[9:], *public[:5]])),
-    )
+    site("mixed.py", _module(" ".join([*public[:11], *own[:9]]), " ".join([*own[9:], *public[:5]])))
     site("other.py", _module(*_prose("other", 20)))
     assert docstrings.read(cache_dir=cache).examples("mixed") == [*own[9:], *public[:5]]
 
@@ -305,7 +300,3 @@ def test_this_environment_makes_a_large_corpus(tmp_path):
     assert len(corpus) > 2000
     assert sum(len(text.split()) for text in corpus.texts()) > 2_000_000
     assert not any(user.startswith("tff_dpftrl.") for user in corpus.user_ids)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """Tests of tff_dpftrl.data.grouping: the same corpus in memory and in a file."""
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle
@@ -210,7 +208,3 @@ def test_a_table_is_read_again_if_it_or_the_options_changed(
     assert not was_kept and changed.examples("new") == ["text"]
     os.utime(path, ns=(1, time.time_ns()))
     assert not read()[1]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """Tests of tff_dpftrl.data.jsonl."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import pathlib
@@ -120,7 +118,3 @@ def test_it_does_not_import_tensorflow():
     )
     root = pathlib.Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", program], cwd=root).returncode == 0
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,10 +1,7 @@
 """Rows of several owners: the bound of each owner, the greedy guarantee, and reading of tables."""
 
-from __future__ import annotations
-
 import itertools
 import json
-import sys
 import uuid
 
 import numpy as np
@@ -171,7 +168,3 @@ def test_lists_without_the_option_and_the_option_without_a_table_are_refused(tmp
     for spec in (str(path), "docs"):
         with pytest.raises(ValueError, match="rows_per_owner applies to tables"):
             sources.load_user_text(spec, notice=lambda line: None, rows_per_owner=2)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

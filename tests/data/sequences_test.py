@@ -1,9 +1,6 @@
 """Tests of tff_dpftrl.data.sequences."""
 
-from __future__ import annotations
-
 import math
-import sys
 
 import hypothesis
 import hypothesis.strategies as st
@@ -173,7 +170,3 @@ def test_targets_per_character_counts_words_and_ends_over_the_text():
     # Texts that are cut off have all of their characters, and so all of their targets.
     cut = sequences.SequenceCorpus(corpus, words, sequences.SequenceSpec(2, split_long_texts=False))
     assert cut.targets_per_character() == (4 + 8) / (13 + 27)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

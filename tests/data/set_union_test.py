@@ -1,11 +1,8 @@
 """Tests of tff_dpftrl.data.set_union."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics
-import sys
 
 import numpy as np
 import pytest
@@ -186,7 +183,3 @@ def test_what_it_costs_is_that_of_its_noise():
 def test_parameters_out_of_range_are_refused(options):
     with pytest.raises(validation.UsageError, match="noise_multiplier|delta|max_words"):
         set_union.Counting(*options)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,11 +1,8 @@
 """Tests of tff_dpftrl.data.sources."""
 
-from __future__ import annotations
-
 import gzip
 import pathlib
 import sqlite3
-import sys
 
 import pytest
 
@@ -86,7 +83,3 @@ def test_other_data_are_refused(spec):
 def test_a_missing_file_is_named():
     with pytest.raises(ValueError, match="nowhere.jsonl.gz: cannot be read: No such file"):
         sources.load_user_text("nowhere.jsonl.gz")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,11 +1,8 @@
 """Tests of tff_dpftrl.data.split."""
 
-from __future__ import annotations
-
 import collections
 import hashlib
 import pathlib
-import sys
 
 import pytest
 
@@ -54,7 +51,3 @@ def test_shakespeare_splits_as_documented():
         sum(1 for _ in part.texts()) for part in (parts.train, parts.validation, parts.test)
     ]
     assert examples == [24_809, 2_991, 2_894]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,10 +1,7 @@
 """Tests of tff_dpftrl.data.sqlite, on files in TFF's Stack Overflow schema."""
 
-from __future__ import annotations
-
 import collections
 import sqlite3
-import sys
 
 import pytest
 import tensorflow as tf
@@ -148,7 +145,3 @@ def test_a_bad_example_is_named(tmp_path):
     connection.close()
     with pytest.raises(ValueError, match="client 'b' is not a tf.train.Example"):
         sqlite.read(path).examples("b")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

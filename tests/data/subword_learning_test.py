@@ -1,9 +1,6 @@
 """Tests of learned vocabularies of sub-words."""
 
-from __future__ import annotations
-
 import dataclasses
-import sys
 import unicodedata
 
 import pytest
@@ -145,7 +142,3 @@ def test_bad_arguments_are_refused(kind: subwords.Kind):
     corpus = user_text.UserText.from_mapping("small", {"a": ["some text"]})
     with pytest.raises(validation.UsageError, match=r"vocabulary_size must be more than"):
         subword_learning.learn(corpus, 10, kind=kind, source="little")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """Tests of vocabularies of sub-words."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import sys
@@ -194,7 +192,3 @@ def test_without_the_package_one_line_says_so(monkeypatch):
     corpus = user_text.UserText.from_mapping("plans", {"a": ["The plan"]})
     with pytest.raises(validation.UsageError, match="needs tokenizers, which is not"):
         subword_learning.learn(corpus, 600, kind="wordpiece", source="plans")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """Tests of tff_dpftrl.data.tables and of how tff_dpftrl.data.sources reads them."""
 
-from __future__ import annotations
-
 import bz2
 import csv
 import gzip
@@ -655,7 +653,3 @@ def test_options_of_tables_are_for_tables_only(tmp_path):
     for name in ("docs", str(tmp_path / "t.jsonl"), "t.sqlite"):
         with pytest.raises(ValueError, match="user_column applies to tables"):
             sources.load_user_text(name, table=tables.TableOptions(user_column="who"))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

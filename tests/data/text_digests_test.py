@@ -1,7 +1,6 @@
 """A corpus is recognised by its digests as by its texts."""
 
 import random
-import sys
 import unicodedata
 
 import numpy as np
@@ -100,7 +99,3 @@ def test_a_damaged_file_is_refused(tmp_path, content):
     (tmp_path / "digests.npz").write_bytes(content)
     with pytest.raises(ValueError, match="cannot be read.*Restore it"):
         text_digests.TextDigests.load(tmp_path / "digests.npz")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

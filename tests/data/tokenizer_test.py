@@ -1,7 +1,5 @@
 """Tests of tff_dpftrl.data.tokenizer: one rule, two engines."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import pathlib
@@ -175,7 +173,3 @@ def test_shakespeare_has_the_documented_number_of_words():
     words = [word for text in jsonl.read(path).texts() for word in rule.words(text)]
     # ../shared/data/stats.txt: "tokens" and "vocabulary".
     assert (len(words), len(set(words))) == (989_153, 24_819)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,10 +1,7 @@
 """Tests of tff_dpftrl.data.user_ids."""
 
-from __future__ import annotations
-
 import datetime
 import decimal
-import sys
 import uuid
 
 import numpy as np
@@ -134,7 +131,3 @@ def test_other_ids_are_taken_as_they_are():
     for one, reason in (("", "without a user"), ("a\0", "with a NUL"), ("\ud800", "surrogate")):
         with pytest.raises(validation.UsageError, match=f"^here has an entry .*{reason}"):
             user_ids.check(["ann", one], "here")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,5 @@
 """Tests of tff_dpftrl.data.user_text."""
 
-from __future__ import annotations
-
-import sys
-
 import pytest
 
 from tff_dpftrl.data import user_text
@@ -115,7 +111,3 @@ def test_a_corpus_needs_two_users():
         user_text.require_several_users(_corpus(a=["1"]))
     corpus = _corpus(a=["1"], b=[])
     assert user_text.require_several_users(corpus) is corpus
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

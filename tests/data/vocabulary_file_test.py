@@ -1,10 +1,7 @@
 """Tests of tff_dpftrl.data.vocabulary_file."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-import sys
 
 import pytest
 
@@ -100,7 +97,3 @@ def test_a_flag_of_another_type_is_not_taken_for_a_yes(tmp_path, name, flag):
     path.write_text(json.dumps(content | {name: flag}))
     with pytest.raises(ValueError, match=f"'{name}' must be true or false, got {flag!r}"):
         vocabulary_file.read(path)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

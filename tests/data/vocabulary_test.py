@@ -1,9 +1,5 @@
 """Tests of tff_dpftrl.data.vocabulary."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 
@@ -46,11 +42,14 @@ def test_the_source_says_who_calls_it_public(tmp_path):
     assert not private.is_public
     jsonl.write(_corpus(), tmp_path / "c.jsonl")
     (tmp_path / "w.txt").write_text("a\nb\n")
+    with pytest.raises(ValueError, match="size must be given"):
+        vocabulary.from_file(tmp_path / "c.jsonl")
     for name in ("c.jsonl", "w.txt"):
         found = vocabulary.from_file(tmp_path / name, 3)
         # Statements are published: the folders of a path may name people and machines.
         assert found.source.endswith(f" {name}, declared public by the operator")
         assert found.is_public
+        assert found.words[:2] == ("a", "b")
 
 
 def _users(first, count):
@@ -166,30 +165,20 @@ def test_word_lists(tmp_path):
     assert vocabulary.from_file(path, 2).words == ("the", "of")
     assert vocabulary.from_file(path, lower_case=False).words == ("The", "of", "the", "über")
 
-
-def test_public_corpora(tmp_path):
-    path = tmp_path / "public.jsonl.gz"
-    jsonl.write(_corpus(), path)
-    assert vocabulary.from_file(path, 2).words == ("a", "b")
-    with pytest.raises(ValueError, match="size must be given"):
-        vocabulary.from_file(path)
-
-
-def test_a_word_list_may_have_a_mark_and_be_decomposed(tmp_path):
-    path = tmp_path / "words.txt"
+    # With a byte order mark, and decomposed letters.
     path.write_text("the\ncafe\u0301\n", encoding="utf-8-sig")
     assert vocabulary.from_file(path).words == ("the", "caf\xe9")
 
 
-def test_bad_word_lists_are_named(tmp_path):
-    with pytest.raises(ValueError, match="none.txt: the vocabulary cannot be read"):
-        vocabulary.from_file(tmp_path / "none.txt")
-    (tmp_path / "empty.txt").write_text("\n \n")
-    with pytest.raises(ValueError, match="empty.txt: the vocabulary has no words"):
-        vocabulary.from_file(tmp_path / "empty.txt")
-    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
-    with pytest.raises(ValueError, match="latin.txt: the vocabulary cannot be read"):
-        vocabulary.from_file(tmp_path / "latin.txt")
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "cannot be read"), (b"\n \n", "has no words"), (b"caf\xe9\n", "cannot be read")],
+)
+def test_bad_word_lists_are_named(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "bad.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=f"bad.txt: the vocabulary {message}"):
+        vocabulary.from_file(tmp_path / "bad.txt")
 
 
 @pytest.mark.parametrize("size", [0, -1])
@@ -253,7 +242,3 @@ def test_a_table_of_users_may_be_called_counts(tmp_path):
 def test_counts_that_cannot_be_used_are_refused(tmp_path, rows, message):
     with pytest.raises(ValueError, match=message):
         vocabulary.from_counts(_write_counts(tmp_path, rows), 3)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

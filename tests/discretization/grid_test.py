@@ -1,10 +1,7 @@
 """Tests of the grid's sizes and sensitivities, against enumeration and published numbers."""
 
-from __future__ import annotations
-
 import itertools
 import math
-import sys
 
 import hypothesis
 import numpy as np
@@ -248,7 +245,3 @@ def test_bad_choices():
             grid.for_inflation(100, 100, inflation)
     with pytest.raises(ValueError, match="modulus"):
         grid.for_inflation(100, 2**28, 1.001)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

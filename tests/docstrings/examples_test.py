@@ -8,7 +8,6 @@ import functools
 import importlib
 import pathlib
 import re
-import sys
 import textwrap
 import types
 
@@ -251,7 +250,3 @@ def test_examples_with_prompts_print_what_they_say(module):
 
 def test_every_example_that_a_test_knows_is_there():
     assert set(_examples()) == set(_GIVEN)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,6 @@
 """Clients' results are added up in one order, and nothing goes on after a round that failed."""
 
-from __future__ import annotations
-
 import itertools
-import sys
 import threading
 import time
 
@@ -198,7 +195,3 @@ def test_sums_are_pinned_to_the_cpu_and_clients_are_not():
     assert _devices(body, ["RealDiv"]) == {""}
     assert _devices(body, ["AddV2", "TensorListGetItem"]) == {"/device:CPU:0"}
     compiled.close()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

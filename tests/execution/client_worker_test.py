@@ -1,7 +1,5 @@
 """A worker adds up a chunk as it is added up in one process, and needs no TFF for it."""
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys
@@ -108,7 +106,3 @@ def test_a_worker_starts_without_tff():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "True\n", done.stderr
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,6 @@
 """Compiled processes compute what TFF computes, round after round."""
 
-from __future__ import annotations
-
 import collections
-import sys
 
 import numpy as np
 import pytest
@@ -205,7 +202,3 @@ def test_every_initialisation_draws_its_own_seed():
     compiled = compiled_process.compile_process(_fed_avg(aggregator, _functional_model()))
     seeds = {tuple(compiled.initialize().aggregator.seed.numpy()) for _ in range(3)}
     assert len(seeds) == 3
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -124,7 +124,3 @@ def test_the_pipe_of_a_program_in_tffs_own_context_ends_with_it(last):
 def test_nothing_of_tff_is_used_that_is_not_public():
     for path in _PACKAGE.rglob("*.py"):
         assert not _PRIVATE_IMPORT.search(path.read_text(encoding="utf-8")), path
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,10 +1,7 @@
 """Bits that audits hold fixed: the same until they are renewed, and nowhere else."""
 
-from __future__ import annotations
-
 import inspect
 import pathlib
-import sys
 
 import numpy as np
 import pytest
@@ -51,7 +48,3 @@ def test_only_reads_of_the_system_are_of_the_system(graph):
 def test_no_public_function_takes_bits():
     taken = inspect.signature(compiled_process.compile_process).parameters
     assert list(taken) == ["process", "dataset_fn", "tensor_spec", "clients"]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,6 @@
 """What a graph keeps between operations belongs to one call: variables, tables, randomness."""
 
-from __future__ import annotations
-
 import resource
-import sys
 
 import numpy as np
 import pytest
@@ -231,7 +228,3 @@ def test_random_numbers_are_new_in_every_call(kind):
         for clients, at_server in _run(process, [0, 1, 2, 3]):
             drawn += [*clients, at_server]
     assert len(set(drawn)) == 2 * 2 * 5
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

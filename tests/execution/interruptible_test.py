@@ -1,6 +1,5 @@
 """Calls that another thread ends, and those beside them that go on."""
 
-import sys
 import threading
 
 import pytest
@@ -50,7 +49,3 @@ def test_an_interrupt_before_the_call_ends_it_too():
     call.interrupt()
     with pytest.raises(tf.errors.OpError):
         call.run(function, [tf.constant(1)])
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

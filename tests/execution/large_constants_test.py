@@ -1,9 +1,5 @@
 """Constants that are taken out of a computation: the same values, and graphs without them."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 
@@ -90,7 +86,3 @@ def test_a_computation_without_large_constants_is_returned_itself():
         return _SMALL
 
     assert large_constants.take_out(make) == (make, [])
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

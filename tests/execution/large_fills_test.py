@@ -1,9 +1,5 @@
 """Large tensors of one value: the same values, and no constants of their size."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -75,7 +71,3 @@ def _optimized(run: tf.types.experimental.ConcreteFunction) -> tf.compat.v1.Grap
         graph.get_collection_ref(tf.compat.v1.GraphKeys.TRAIN_OP).append(output.op)
         meta = saver.export_meta_graph(graph_def=graph.as_graph_def(), graph=graph)
     return tf_optimizer.OptimizeGraph(tf.compat.v1.ConfigProto(), meta)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,10 +1,7 @@
 """What compiled processes take and give is what TFF takes and gives."""
 
-from __future__ import annotations
-
 import collections
 import gc
-import sys
 import weakref
 
 import numpy as np
@@ -94,17 +91,11 @@ def _float64_dataset():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (
-            _float64_dataset(),
-            r"client_data\[1\] must be a dataset with elements of type",
-        ),
+        (_float64_dataset(), r"client_data\[1\] must be a dataset with elements of type"),
         (_dataset(2).batch(2), r"client_data\[1\] must be a dataset with elements of type"),
         (5, r"client_data\[1\] must be a tf.data.Dataset or a list, got <class 'int'>"),
         ([_element("a")], r"client_data\[1\], element 0.y must be a tensor of dtype int32"),
-        (
-            [collections.OrderedDict(x=[1.0], y=3)],
-            r"0.x must be of shape \(2,\), got \(1,\)",
-        ),
+        ([collections.OrderedDict(x=[1.0], y=3)], r"0.x must be of shape \(2,\), got \(1,\)"),
         ([collections.OrderedDict(x=[1.0, 2.0])], r"element 0 must have 2 elements"),
     ],
 )
@@ -253,10 +244,7 @@ def test_a_state_is_never_changed(with_state):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"numbers": np.zeros(4, np.float32)},
-            r"numbers must be of shape \(3,\), got \(4,\)",
-        ),
+        ({"numbers": np.zeros(4, np.float32)}, r"numbers must be of shape \(3,\), got \(4,\)"),
         ({"count": "many"}, "state.count must be a tensor of dtype int64"),
         ({"more": 1}, "state must have 3 elements, as its type"),
     ],
@@ -313,7 +301,3 @@ def test_prepared_tensors_have_to_make_the_datasets_of_the_process(process):
         )
     with pytest.raises(ValueError, match="give both or none"):
         compiled_process.compile_process(process, tensor_spec=_ROWS)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

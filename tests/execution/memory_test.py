@@ -1,7 +1,5 @@
 """Memory of a round does not grow with its clients."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -36,7 +34,3 @@ def test_four_hundred_clients_need_no_more_than_forty():
     # hold a few of the tensors in flight.
     result = 4 * _SIZE // 1024
     assert peak_of_400 - peak_of_40 < 20 * result
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,5 @@
 """What only TFF can run is refused with its reason, and a mistake is not taken for it."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -100,7 +96,3 @@ def test_mistakes_come_out_as_they_are():
             process, dataset_fn=with_a_mistake, tensor_spec=tf.TensorSpec([], tf.float32)
         )
     assert not isinstance(caught.value, compiled_process.NotCompilableError)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """Threads of an operation are set before TensorFlow begins, for this machine's cores."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -20,18 +18,12 @@ def _run(program: str) -> subprocess.CompletedProcess[str]:
     start = "import tensorflow as tf; from tff_dpftrl import execution; "
     variables = {k: v for k, v in os.environ.items() if k != "TF_NUM_INTRAOP_THREADS"}
     return subprocess.run(
-        [sys.executable, "-c", start + program],
-        env=variables,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", start + program], env=variables, capture_output=True, text=True
     )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("clients_per_round", "expected"),
-    [(1, _CORES), (10 * _CORES, 1)],
-)
+@pytest.mark.parametrize(("clients_per_round", "expected"), [(1, _CORES), (10 * _CORES, 1)])
 def test_clients_that_fill_the_cores_leave_one_thread(clients_per_round, expected):
     completed = _run(f"execution.limit_operation_threads({clients_per_round}); {_REPORT}")
     assert completed.stdout == f"{expected}\n", completed.stderr
@@ -63,7 +55,3 @@ def test_too_late_is_an_error_unless_nothing_would_change():
 def test_clients_per_round_must_be_positive():
     with pytest.raises(ValueError, match="clients_per_round"):
         operation_threads.limit_operation_threads(0)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

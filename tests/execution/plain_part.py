@@ -1,7 +1,5 @@
 """A client part of plain TensorFlow, whose sums depend on their order."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Addresses of Ray clusters that are refused before Ray is loaded."""
 
-import sys
-
 import pytest
 
 from tff_dpftrl.execution import ray_address
@@ -30,7 +28,3 @@ def test_a_host_with_a_port_is_taken(address):
 def test_anything_else_is_refused(address):
     with pytest.raises(ValueError, match=f"'host:port' or 'auto', got '{address}'"):
         ray_address.check(address)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """Ray's workers compute what one process computes, whoever is killed on the way."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -383,7 +381,3 @@ def test_without_ray_the_error_says_what_to_install():
         "ModuleNotFoundError: Ray is not installed: pip install 'tff_dpftrl[distributed]'"
         in done.stderr
     )
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,5 @@
 """Reductions of datasets as loops: the same values, whatever is reduced."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -85,7 +81,3 @@ def test_no_reduction_is_left_in_a_client(function):
     client_part._edit_work(graph_def)
     ops = [node.op for node in graph_function.nodes_of(graph_def)]
     assert "ReduceDataset" not in ops and "MakeIterator" in ops
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

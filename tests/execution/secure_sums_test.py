@@ -1,9 +1,6 @@
 """Secure sums of compiled processes are the bits of TFF's test context, and never wrap around."""
 
-from __future__ import annotations
-
 import collections
-import sys
 
 import numpy as np
 import pytest
@@ -73,8 +70,7 @@ def _process(aggregation):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[] if n == "secagg" else [pytest.mark.slow]) for n in _FACTORIES],
+    "name", [pytest.param(n, marks=[] if n == "secagg" else [pytest.mark.slow]) for n in _FACTORIES]
 )
 def test_sums_and_decoded_updates_are_tffs(name):
     build, value_type = _FACTORIES[name]
@@ -142,7 +138,3 @@ def test_a_client_that_sends_too_much_is_refused(limit):
     assert compiled.next(0.0, [7, 7])[1] == process.next(0.0, [7, 7])[1] == 14
     with pytest.raises(tf.errors.InvalidArgumentError, match="larger than maximum specified"):
         compiled.next(0.0, [7, 8])
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """Processes of a few operations, which compile in a fraction of a second."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff

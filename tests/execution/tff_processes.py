@@ -1,7 +1,5 @@
 """A process of every public learning algorithm and aggregator factory of TFF, to be compiled."""
 
-from __future__ import annotations
-
 import collections
 import functools
 from collections.abc import Callable
@@ -186,11 +184,7 @@ def _metrics(create: Callable[[Any, tff.Type], Any], *, has_random_state: bool =
 ALGORITHMS = {
     "build_fed_eval": _learning(_algorithms.build_fed_eval, model_fn=model_fn),
     "build_fed_kmeans": _learning(
-        _algorithms.build_fed_kmeans,
-        _points,
-        num_clusters=2,
-        data_shape=(3,),
-        random_seed=(1, 2),
+        _algorithms.build_fed_kmeans, _points, num_clusters=2, data_shape=(3,), random_seed=(1, 2)
     ),
     "build_fed_recon": _learning(
         _algorithms.build_fed_recon, model_fn=_reconstruction_model, loss_fn=_LOSS
@@ -230,9 +224,7 @@ ALGORITHMS = {
     },
     **{
         f"build_{kind}_mime_lite": _learning(
-            getattr(_algorithms, f"build_{kind}_mime_lite"),
-            model_fn=model_fn,
-            base_optimizer=SGD,
+            getattr(_algorithms, f"build_{kind}_mime_lite"), model_fn=model_fn, base_optimizer=SGD
         )
         for kind in ("unweighted", "weighted")
     },
@@ -280,8 +272,7 @@ AGGREGATORS = {
     ),
     "MeanFactory": _mean(_aggregators.MeanFactory),
     "PrivateQuantileEstimationProcess": Case(
-        _quantile_process,
-        lambda index: [np.float32(value[0] + 1) for value in _vectors(index)],
+        _quantile_process, lambda index: [np.float32(value[0] + 1) for value in _vectors(index)]
     ),
     "SecureModularSumFactory": _sum(
         lambda: _aggregators.SecureModularSumFactory(17), _WHOLE, _whole
@@ -295,8 +286,7 @@ AGGREGATORS = {
     ),
     "add_measurements": _sum(
         lambda: _aggregators.add_measurements(
-            _aggregators.SumFactory(),
-            client_measurement_fn=lambda value: collections.OrderedDict(),
+            _aggregators.SumFactory(), client_measurement_fn=lambda value: collections.OrderedDict()
         )
     ),
     "as_weighted_aggregator": _mean(

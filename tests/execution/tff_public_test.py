@@ -1,11 +1,8 @@
 """Every public learning algorithm and aggregator factory of TFF, compiled and run by TFF."""
 
-from __future__ import annotations
-
 import collections
 import pathlib
 import re
-import sys
 
 import dp_accounting
 import numpy as np
@@ -22,11 +19,7 @@ _CASES = {**tff_processes.ALGORITHMS, **tff_processes.AGGREGATORS}
 _FAST = ("DifferentiallyPrivateFactory.gaussian_fixed",)
 _NOT_COMPILED = {"build_personalization_eval_computation", "tff.learning.ddp_secure_aggregator"}
 # Functions that make an aggregation in place of a factory, and bases of factories.
-_NO_FACTORIES = {
-    "AggregationFactory",
-    "UnweightedAggregationFactory",
-    "WeightedAggregationFactory",
-}
+_NO_FACTORIES = {"AggregationFactory", "UnweightedAggregationFactory", "WeightedAggregationFactory"}
 
 
 def _assert_close(one, other, atol):
@@ -146,7 +139,3 @@ def test_the_page_has_a_row_for_each_case_and_each_public_name():
             and callable(getattr(module, name))
         }
     assert public - _NO_FACTORIES <= set(found)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """What is run, at which learning rate, and what the table says of it."""
 
-from __future__ import annotations
-
 import pathlib
 import sys
 

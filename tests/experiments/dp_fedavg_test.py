@@ -2,7 +2,6 @@
 
 import pathlib
 import shlex
-import sys
 
 import pytest
 
@@ -80,7 +79,3 @@ def test_a_change_halfway_costs_nothing(cells_of):
     plans = [cell.config.privacy().plan(_USERS, _PARAMETERS) for cell in cells]
     assert len({plan.simulated.epsilon for plan in plans}) == 1
     assert plans[0].clip_norms == 10.0 and plans[1].clip_norms == (10.0,) * 75 + (1.0,) * 75
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,11 +1,8 @@
 """Tests of the pictures, commands and words of docs/explanation/."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 import shlex
-import sys
 import xml.etree.ElementTree
 
 import numpy as np
@@ -76,7 +73,3 @@ def test_the_glossary_has_each_term_once(term):
     lines = (_PAGES / "glossary.md").read_text("utf-8").splitlines()
     heads = [line.split(" | ")[0] for line in lines if line.startswith("| **")]
     assert sum(f"**{term}**" in head for head in heads) == 1
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,6 @@
 """The synthetic task: exact steps, laws of the samples, and results known from elsewhere."""
 
-from __future__ import annotations
-
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -150,7 +147,3 @@ def test_a_larger_group_pays_where_users_are_diverse_inside():
 def test_bad_input_is_one_clear_line(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

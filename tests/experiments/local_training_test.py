@@ -1,9 +1,6 @@
 """Local training of a language model, against SGD by itself."""
 
-from __future__ import annotations
-
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -97,7 +94,3 @@ def test_of_unknown_words_there_is_no_accuracy():
     _, _, local = _problem()
     found = local.measure(np.array([[9, 8, 8, 10, 0]]))
     assert math.isnan(found.top1) and found.loss > 0
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """The manifest has each table and picture of the docs, and commands that can be run."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 import shlex
@@ -161,7 +159,3 @@ def test_commands_are_run_in_order_and_the_commit_is_kept(tmp_path, monkeypatch,
     monkeypatch.setattr(sys, "argv", ["make.py", "toy", "--dry-run"])
     make.main()
     assert capsys.readouterr().out.endswith("\npython a.py\n") and len(ran) == 4
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

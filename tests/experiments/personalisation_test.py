@@ -1,7 +1,5 @@
 """Personalisation: half of a user's text to train on, the other to predict."""
 
-from __future__ import annotations
-
 import math
 import pathlib
 import sys
@@ -123,7 +121,3 @@ def test_users_with_few_examples_are_left_out_and_others_chosen_for_good():
     assert personalisation.choose(some, config) == chosen[:3]
     with pytest.raises(ValueError, match="No user has min_examples = 10"):
         _personalise(text, min_examples=10)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

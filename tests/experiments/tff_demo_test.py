@@ -1,6 +1,5 @@
 """The demonstration for users of TFF trains with both aggregators, at the same ε."""
 
-import sys
 import types
 
 import dp_accounting
@@ -55,7 +54,3 @@ def test_the_noise_of_tff_is_for_all_rounds_of_a_user(monkeypatch):
     spent = pld.PLDAccountant().compose(event).get_epsilon(tff_demo.DELTA)
     assert spent == pytest.approx(tff_demo.EPSILON, rel=1e-5)
     assert others == [2, tff_demo.CLIP_NORM]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

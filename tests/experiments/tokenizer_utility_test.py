@@ -1,7 +1,5 @@
 """Bits and whole words that can be compared between tokenizers."""
 
-from __future__ import annotations
-
 import math
 import pathlib
 import sys

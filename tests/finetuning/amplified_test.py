@@ -7,14 +7,13 @@ import dataclasses
 import json
 import math
 import re
-import sys
 
 import numpy as np
 import pytest
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import facts as facts_lib
-from tff_dpftrl.accounting import gaussian, mixture_of_gaussians
+from tff_dpftrl.accounting import gaussian, mixture_of_gaussians, statement_text
 from tff_dpftrl.finetuning import (
     amplified,
     example_sampling,
@@ -237,11 +236,9 @@ def test_who_came_is_left_out_for_as_many_steps_as_there_are_bands():
             assert step - last.get(user, -4) >= 4
             last[user] = step
     assert len(last) > 700  # q = 0.059: about 1 in 40 never comes.
-    text = plan.statement(
-        observed.ObservedParticipation(60, 4, 15, {15: 800}),
-        facts_lib.Facts(),
-        charge_all_rounds=True,
-    ).to_markdown()
+    seen = observed.ObservedParticipation(60, 4, 15, {15: 800})
+    stated = plan.statement(seen, facts_lib.Facts(), charge_all_rounds=True)
+    text = statement_text.markdown(stated)
     assert "was in none of the last 3 rounds" in text
 
 
@@ -251,7 +248,7 @@ def test_a_statement_says_who_drew_what(unit):
     seen = observed.ObservedParticipation(60, 4, 15, {15: 800})
     stated = plan.statement(seen, facts_lib.Facts(), charge_all_rounds=True)
     assert stated.has_guarantee and 3.9 < stated.epsilon <= 4.0
-    text = stated.to_markdown()
+    text = statement_text.markdown(stated)
     assert "one of 4 groups, once, at random" in text and "Their seed stays secret" in text
     assert "One party, which holds the data of every user, draws the samples" in text
     assert ("At most 4 examples of each user were put into a pool" in text) == (unit == "example")
@@ -326,7 +323,3 @@ def test_the_share_of_examples_used_is_that_of_batches():
 def test_what_cannot_be_is_refused_with_what_would_work(changes, message):
     with pytest.raises(validation.UsageError, match=message):
         _planned(**changes)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import pathlib
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ import safetensors.numpy
 
 from tests.finetuning import toy_finetuning
 from tests.models import checkpoint_folders
+from tff_dpftrl.accounting import statement_text
 from tff_dpftrl.cli import main
 from tff_dpftrl.finetuning import clipped_sums, ghost, run, trained_part
 from tff_dpftrl.models import export, hugging_face, low_rank
@@ -77,7 +77,8 @@ def test_the_result_is_written_in_the_layout_that_it_came_in(name, adapter_rank,
         assert product.any()
     for folder in folders:
         assert (
-            results.statement.to_json() in (output / folder / "privacy_statement.json").read_text()
+            statement_text.to_json(results.statement)
+            in (output / folder / "privacy_statement.json").read_text()
         )
     # The initial weights are of nobody knows whom.
     assert any("initial weights" in caveat for caveat in results.statement.headline_caveats)
@@ -178,7 +179,7 @@ def test_a_result_that_is_fine_tuned_again_is_that_of_a_run(toy, tmp_path):
     statement = _finetune(config, tmp_path / "second").statement
     (earlier,) = manifest.read(tmp_path / "second").facts["earlier_runs"]
     assert earlier["name"] == "elsewhere" and earlier["epsilon"] == first.statement.epsilon
-    assert "elsewhere" in statement.to_markdown()
+    assert "elsewhere" in statement_text.markdown(statement)
     with pytest.raises(ValueError, match="trained_on is for weights"):
         _finetune(dataclasses.replace(config, trained_on="WebText"), tmp_path / "third")
 
@@ -314,7 +315,3 @@ def test_the_commands_work_from_the_checkpoint_to_the_text(toy, tmp_path, capsys
     assert main.main(["export", str(output), "--output", str(tmp_path / "saved")]) == 0
     assert (tmp_path / "saved" / "saved_model.pb").exists()
     assert main.main(["audit", "--run", str(output)]) in (0, 4)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

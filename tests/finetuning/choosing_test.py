@@ -1,7 +1,6 @@
 """Tests of the choice of sampling, group size, cohort and clip norm."""
 
 import dataclasses
-import sys
 
 import numpy as np
 import pytest
@@ -253,7 +252,3 @@ def test_passes_are_optimised_for_the_models_of_the_optimizer():
     ):
         with pytest.raises(ValueError, match=message):
             _options(workload="auto", **given | changes)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

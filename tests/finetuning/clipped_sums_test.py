@@ -307,7 +307,3 @@ def test_the_loss_of_a_row_of_text_is_the_mean_over_its_own_targets(name):
     targets = tf.gather(tf.reshape(rows[1], [-1]), positions)
     in_training = metrics.mean_cross_entropy(logits, targets, 0)
     assert float(in_training) == pytest.approx(float(4 * found[0] + 2 * found[1]) / 6, rel=1e-5)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,6 @@
 """Tests of the options of fine-tuning: what fits together, and what is refused."""
 
 import dataclasses
-import sys
 
 import pytest
 
@@ -129,7 +128,3 @@ def test_all_that_is_missing_is_named_at_once(given):
 def test_rounds_are_no_option_of_it():
     with pytest.raises(ValueError, match="unknown option 'num_rounds'"):
         options.config_from_mapping({"num_rounds": 3}, "x.toml", config.FinetuningConfig)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -5,7 +5,6 @@ import json
 import pathlib
 import re
 import stat
-import sys
 
 import numpy as np
 import pytest
@@ -531,7 +530,3 @@ def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(example, "finetuning.md", "exec"), {})
     assert (tmp_path / "results" / "mine" / "privacy_statement.md").exists()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 
 import numpy as np
 import pytest
@@ -214,7 +213,3 @@ def test_examples_of_text_are_what_is_not_blank():
     assert users.ids == ("ann", "bob") and users.num_examples.tolist() == [2, 1]
     with pytest.raises(ValueError, match="'notes' has no user to train on"):
         example_sampling.of_text(corpus.select(["silent"]))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

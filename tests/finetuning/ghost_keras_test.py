@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 
 import numpy as np
 import pytest
@@ -394,7 +393,3 @@ def test_a_run_of_any_sampling_takes_a_model_of_keras(tmp_path):
 def test_a_model_of_keras_must_have_its_weights():
     with pytest.raises(validation.UsageError, match="has no weights yet"):
         custom_run.Model.of_keras(tf.keras.Sequential([tf.keras.layers.Dense(2)]), "mse")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
 
 import numpy as np
 import pytest
@@ -508,7 +507,3 @@ def test_recomputing_the_blocks_changes_no_gradient(name):
     found = _run(again, weights, rows, splits, 0.5)
     # As far as the order of a sum may change: TensorFlow fuses other operations.
     _assert_same(found, kept, 0.5)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

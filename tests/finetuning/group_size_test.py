@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -249,7 +248,3 @@ def test_bad_input_is_one_clear_line(call, message):
     with pytest.raises(ValueError, match=message) as error:
         call()
     assert "\n" not in str(error.value)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -6,7 +6,6 @@ import dataclasses
 import pathlib
 import re
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -710,7 +709,3 @@ def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
         exec(compile(example, "finetuning.md", "exec"), names)
     for run in ("mine", "users"):
         assert (tmp_path / "results" / run / "privacy_statement.md").exists()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

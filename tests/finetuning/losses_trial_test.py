@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -141,7 +139,3 @@ def test_good_losses_pass_also_if_some_rows_are_not_finite():
     frozen = tf.Variable(2.0)  # A part of the model that is not trained is only read.
     rows = (_ROWS[0], np.where(np.arange(5) == 2, np.nan, _ROWS[1]).astype(np.float32))
     losses_trial.refuse(lambda w, r: frozen * _row_losses(w, r), _WEIGHTS, rows)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """Tests of learning rates, and of the optimizers against their own formulas."""
 
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -91,7 +89,3 @@ def test_a_workload_is_what_the_optimizer_makes_of_impulses(options, averaging):
         rows.append(-model / 0.5 * (1e-7 / scale if adam else 1.0))
     found = optimizers.update_rule(options, averaging).workload(size)
     np.testing.assert_allclose(np.array(rows), found.matrix(), rtol=1e-3, atol=1e-5)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

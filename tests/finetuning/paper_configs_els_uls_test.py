@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
@@ -130,7 +129,3 @@ def test_they_run(name, toy, tmp_path):
 
 def _silent(line):
     del line
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

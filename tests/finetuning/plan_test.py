@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import sys
 
 import numpy as np
 import pytest
 
-from tff_dpftrl.accounting import display, facts, mixture_of_gaussians, statement
+from tff_dpftrl.accounting import display, facts, mixture_of_gaussians, statement, statement_text
 from tff_dpftrl.finetuning import example_sampling, group_size, plan
 
 _USERS = example_sampling.of_sizes([16] * 256)
@@ -135,9 +134,9 @@ def test_the_statement_says_what_holds(sampling):
     found = _plan(sampling, delta=None)
     told = facts.Facts({"clip_norm": 0.5}, hyperparameter_tuning="on public users")
     said = found.statement(told)
-    assert statement.PrivacyStatement.from_json(said.to_json()) == said
+    assert statement.PrivacyStatement.from_json(statement_text.to_json(said)) == said
     assert said.epsilon == found.epsilon and said.unit_of_privacy == "user"
-    text = said.to_markdown()
+    text = statement_text.markdown(said)
     assert "client" not in text  # There are none.
     assert "stay secret" in text and "with all data in one place" in text
     chance = display.round_up(found.sampling_probability, 6)
@@ -158,12 +157,12 @@ def test_what_people_read_is_short_and_its_nouns_agree(sampling):
     said = found.statement(
         facts.Facts({"user": "one author"}, vocabulary_source="a book", vocabulary_is_public=True)
     )
-    text = said.to_markdown()
+    text = statement_text.markdown(said)
     assert "at most 1 example " in text.lower() and "1 examples" not in text
     assert "at most 1 example " in "".join(found.describe())
     # Never less than what holds, which the document for programs has.
     assert "- sampling_probability: 0.0233334\n" in text and 7 / 300 < 0.0233334
-    assert f'"sampling_probability": {7 / 300!r}' in said.to_json()
+    assert f'"sampling_probability": {7 / 300!r}' in statement_text.to_json(said)
     assert "- Unit of privacy: one user, here one author.\n" in text
     assert "The vocabulary is of public text: a book." in said.assumptions
     assert "vocabulary" not in "".join(said.not_covered)
@@ -257,7 +256,3 @@ def test_a_budget_smaller_than_a_cohort_is_refused():
         plan.noise_multiplier_of_cohort(256, num_steps=5, target_epsilon=1.0, delta=1e-6)(257)
     with pytest.raises(ValueError, match="num_steps=257 exceeds those planned, 256"):
         _plan().epsilon_after(257)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """Tests of steps on noised sums, on a model of one vector: what is claimed is what is computed."""
 
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -271,7 +269,3 @@ def test_correlated_noise_is_that_of_its_strategy():
     # The same draws z, correlated by C⁻¹ as a matrix.
     expected = np.linalg.inv(strategy.strategy_matrix(num_steps)) @ np.stack(draws)
     np.testing.assert_allclose(np.stack(found), expected, atol=2e-6)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

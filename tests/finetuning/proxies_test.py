@@ -1,7 +1,5 @@
 """Tests of what is measured on public text, against gradients taken one user at a time."""
 
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -85,7 +83,3 @@ def test_text_without_words_is_refused():
         proxies.measure(
             encoded, _MODEL, _MODEL.initial_weights(0), largest_group=1, seed=0, source=""
         )
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

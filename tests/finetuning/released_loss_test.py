@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -138,7 +137,3 @@ def test_a_run_releases_the_loss_and_states_it(options, toy, tmp_path):
     assert run_folder.recount_run(tmp_path / "run").verdict == "consistent with the claim"
     again = run.write_report(tmp_path / "run")
     assert again.statement.epsilon == results.statement.epsilon
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

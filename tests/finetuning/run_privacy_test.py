@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 
 import pytest
 
@@ -77,7 +76,3 @@ def test_the_statement_charges_what_was_run_or_all():
         assert statement.parameters["num_steps"] == 10
         assert statement.parameters["num_steps_charged"] == charged
         assert statement.parameters["clip_norm"] == 0.25
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

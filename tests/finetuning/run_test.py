@@ -6,7 +6,6 @@ import json
 import math
 import pathlib
 import shutil
-import sys
 
 import dp_accounting
 import numpy as np
@@ -20,6 +19,7 @@ from tests.fixed_seeds import fixed_seeds  # noqa: F401
 from tests.reports import listed_files
 from tests.training import toy_run
 from tff_dpftrl.accounting import statement_sentences as sentences
+from tff_dpftrl.accounting import statement_text
 from tff_dpftrl.auditing.recount import run_folder
 from tff_dpftrl.data import jsonl, owners, sequences, split, tables
 from tff_dpftrl.finetuning import (
@@ -592,7 +592,7 @@ def test_turns_are_chosen_stated_and_recounted(kind, toy, tmp_path):
     assert 5.9 < statement.epsilon == plan.epsilon_after(toy_finetuning.NUM_STEPS) <= 6.0
     assert statement.parameters["sampling"] == "cyclic"
     assert statement.parameters["sampled_unit"] == config.sampled_unit
-    text = statement.to_markdown()
+    text = statement_text.markdown(statement)
     assert "One party, which holds the data of every user, draws the samples" in text
     assert "δ is n^-1.1 for the" in text and "clients send" not in text
     recounted = run_folder.recount_run(tmp_path / "run")
@@ -605,7 +605,7 @@ def test_turns_are_chosen_stated_and_recounted(kind, toy, tmp_path):
 def test_passes_are_stated_without_clients(toy, tmp_path):
     config = toy_finetuning.config(toy, **_KINDS["passes"] | {"deterministic_noise_seed": None})
     statement = _finetune(config, tmp_path / "run").statement
-    text = statement.to_markdown()
+    text = statement_text.markdown(statement)
     assert statement.has_guarantee and "in one place" in text
     assert "clients send" not in text and "sent to clients" not in text
     assert statement.parameters["group_size"] == 2
@@ -687,7 +687,3 @@ def test_the_model_can_be_used_by_itself(toy, tmp_path):
     found = trained_model.find(tmp_path / "run").load()
     (prediction,) = found.predict(["bao dee"])
     assert len(prediction.next_words) == 5
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -23,16 +23,8 @@ from tests.fuzzing import judging, mutations
 from tests.models import checkpoint_folders
 from tests.training import toy_model
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import guarantee, statement
-from tff_dpftrl.data import (
-    jsonl,
-    sources,
-    sqlite,
-    tables,
-    tokenizer,
-    vocabulary,
-    vocabulary_file,
-)
+from tff_dpftrl.accounting import guarantee, statement, statement_text
+from tff_dpftrl.data import jsonl, sources, sqlite, tables, tokenizer, vocabulary, vocabulary_file
 from tff_dpftrl.finetuning import config as finetuning_config
 from tff_dpftrl.mechanisms import (
     banded,
@@ -188,15 +180,15 @@ def _write_statement(folder: pathlib.Path, number: int) -> None:
     )
     seen = observed.Participation(8, 2, 3) if number else None
     made = statement.dp_ftrl_statement(claim, unit_of_privacy="device", observed=seen)
-    (folder / "statement.json").write_text(made.to_json())
+    (folder / "statement.json").write_text(statement_text.to_json(made))
 
 
 def _read_statement(folder: pathlib.Path) -> None:
     found = statement.PrivacyStatement.from_json(
         (folder / "statement.json").read_text("utf-8", "surrogateescape")
     )
-    found.to_markdown()
-    found.to_json()
+    statement_text.markdown(found)
+    statement_text.to_json(found)
 
 
 def _write_bandmf(folder: pathlib.Path, number: int) -> None:
@@ -612,12 +604,7 @@ KINDS = (
     kind(
         "manifest", _write_manifest, {"config.json": _json, "manifest.json": _json}, _read_manifest
     ),
-    kind(
-        "cohort seed",
-        _write_manifest,
-        {"cohort_seed": mutations.scattered},
-        cohort_seed.read,
-    ),
+    kind("cohort seed", _write_manifest, {"cohort_seed": mutations.scattered}, cohort_seed.read),
     kind("checkpoint", _write_checkpoint, {"round_*.npz": mutations.archive}, _read_checkpoint),
     kind(
         "committed rounds",
@@ -634,11 +621,7 @@ KINDS = (
     kind(
         "model",
         _write_model,
-        {
-            "model.npz": mutations.archive,
-            "vocabulary.json": _json,
-            warm_start.RECORD: _json,
-        },
+        {"model.npz": mutations.archive, "vocabulary.json": _json, warm_start.RECORD: _json},
         _read_model,
     ),
     kind(
@@ -658,11 +641,7 @@ KINDS = (
     kind("sweep", _write_sweep, {"*.json": _json}, _read_sweep),
     kind("timer", write_timer, {"timer": mutations.sqlite}, _read_timer, writes=True),
     kind(
-        "example store",
-        write_examples,
-        {"examples": mutations.sqlite},
-        _read_examples,
-        writes=True,
+        "example store", write_examples, {"examples": mutations.sqlite}, _read_examples, writes=True
     ),
     kind(
         "store",

@@ -7,7 +7,6 @@ import functools
 import json
 import math
 import sqlite3
-import sys
 
 import numpy as np
 import pytest
@@ -458,7 +457,3 @@ def test_histograms_of_a_run_that_were_changed_are_named(head_words, tmp_path):
     head_words.update(top=1, histograms={"10": [0.5, 0.5]})
     (tmp_path / "held_out.json").write_text(json.dumps(measured))
     assert report._read_held_out(tmp_path, 1) == measured
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

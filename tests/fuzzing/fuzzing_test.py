@@ -5,7 +5,6 @@
 
 import os
 import pathlib
-import sys
 
 import hypothesis
 import pytest
@@ -164,7 +163,3 @@ def test_a_seed_makes_one_input(tmp_path):
         judging.empty(tmp_path)
         judging.run(kind, tmp_path, judging.seeds_of(3, 10))
     assert seen[:10] == seen[10:] and len(set(seen[:10])) > 5
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -196,8 +196,7 @@ def summaries_of_devices() -> list[bytes]:
 
 
 _ISSUER = attestation.TokenIssuer(
-    signing_keys.ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(32))),
-    clock=lambda: _NOW,
+    signing_keys.ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(32))), clock=lambda: _NOW
 )
 _NONCE = bytes(range(32))
 
@@ -249,10 +248,7 @@ def unreadable() -> type[Exception]:
 
 
 def _converse(
-    demanded: parameters.Parameters,
-    step: int,
-    changes_server: bool,
-    changed: Callable[[Any], Any],
+    demanded: parameters.Parameters, step: int, changes_server: bool, changed: Callable[[Any], Any]
 ) -> None:
     """A whole group; what its first device, or the server to that, says in one step is changed."""
     session_name = parameters.new_session()

@@ -409,10 +409,7 @@ def archive(content: bytes, other: bytes, drawn: random.Random) -> bytes:
         case _:
             return _other_directory(content, drawn)
     buffer = io.BytesIO()
-    with (
-        warnings.catch_warnings(),
-        zipfile.ZipFile(buffer, "w", method, compresslevel=1) as made,
-    ):
+    with warnings.catch_warnings(), zipfile.ZipFile(buffer, "w", method, compresslevel=1) as made:
         warnings.simplefilter("ignore")  # Two entries of one name.
         for entry, written in entries:
             made.writestr(zipfile.ZipInfo(entry or "x"), written, method)

@@ -37,9 +37,7 @@ _STEPS = 6  # More than any group has.
 # Changes to messages.
 
 
-def _fields_of(
-    message: Any,
-) -> Iterator[tuple[Any, descriptor.FieldDescriptor]]:
+def _fields_of(message: Any) -> Iterator[tuple[Any, descriptor.FieldDescriptor]]:
     """Set fields at any depth, each with the message that it is a field of."""
     for field, value in message.ListFields():
         yield message, field
@@ -493,9 +491,7 @@ def _upload(drawn: random.Random) -> None:
 
 
 def _kind(
-    name: str,
-    run: Callable[[random.Random], Any],
-    allowed: tuple[type[Exception], ...],
+    name: str, run: Callable[[random.Random], Any], allowed: tuple[type[Exception], ...]
 ) -> judging.Kind:
     def prepare(folder: Any) -> Callable[[random.Random], judging.Case]:
         del folder

@@ -1,9 +1,6 @@
 """Counts as rounds of learning: what they release is the sum of clipped histograms."""
 
-import sys
-
 import numpy as np
-import pytest
 
 from tests.learning import counted_rounds
 
@@ -14,7 +11,3 @@ def test_sums_of_all_rounds_are_exact_without_noise():
     # The last client is clipped from norm 50 to 5; CLIP_MARGIN is 1e-5 of that.
     np.testing.assert_allclose(sums, [1 + 3 + 3 + 3, 1, 2 + 4], rtol=2e-5)
     assert metrics["client_work"]["train"]["num_examples"] == 4
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import sys
 
 import numpy as np
 import pytest
@@ -166,9 +165,7 @@ def test_clipping_every_step_differs_from_clipping_at_the_end():
 @pytest.mark.slow
 def test_fed_sgd_takes_one_batch_a_round_in_turn():
     process = _fed_sgd(
-        clipping=clipping.FlatClipping(_CLIP_NORMS),
-        weight_cap=4.0,
-        loop_implementation=_REDUCE,
+        clipping=clipping.FlatClipping(_CLIP_NORMS), weight_cap=4.0, loop_implementation=_REDUCE
     )
     expected = _INITIAL
     for t, update in enumerate(_run(process, 5)):
@@ -325,7 +322,3 @@ def test_refuses_unusable_arguments():
         _fed_avg(model_fn="a model")
     with pytest.raises(ValueError, match="proportions has 3 entries"):
         _fed_avg(clipping=clipping.PerLayerClipping(1.0, (1, 1, 1)))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

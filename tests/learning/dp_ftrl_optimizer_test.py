@@ -1,7 +1,5 @@
 """The prefix-sum form of the server update equals SGD on the residuals."""
 
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -62,7 +60,3 @@ def test_refuses_unusable_arguments():
     for bad in (-0.1, 1.0, float("nan")):
         with pytest.raises(ValueError, match="momentum"):
             dp_ftrl_optimizer.build_dp_ftrl_optimizer(0.1, bad)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

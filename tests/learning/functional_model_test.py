@@ -1,9 +1,6 @@
 """Language models as functional models: in TFF's own training, and what they count."""
 
-from __future__ import annotations
-
 import collections
-import sys
 
 import numpy as np
 import pytest
@@ -319,7 +316,3 @@ def test_training_needs_no_more_than_the_interface():
     np.testing.assert_array_equal(federated.initial_weights[0][0], model.initial_weights(7)[0])
     output = federated.predict_on_batch(federated.initial_weights, rows[:, :-1], training=False)
     assert np.isfinite(federated.loss(output, rows[:, 1:]))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """The average kept by the server optimizer is the exponential moving average of its models."""
 
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -51,7 +49,3 @@ def test_refuses_a_decay_out_of_range():
     for bad in (0.0, 1.0, -0.1, float("nan")):
         with pytest.raises(ValueError, match="decay"):
             iterate_averaging.average_iterates(optimizers.sgdm(0.3), bad)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import sys
 
 import numpy as np
 import pytest
@@ -177,7 +176,3 @@ def test_numbers_of_the_caller_become_constants_and_variables_are_refused():
     hidden = tf.Variable(2.0, trainable=False)
     with pytest.raises(validation.UsageError, match="not one of its trainable weights"):
         keras_functional.build(_keras(_Scaled(hidden)), _SPEC, _LOSS, {})
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

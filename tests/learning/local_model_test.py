@@ -1,7 +1,5 @@
 """Models of either kind work in TFF's processes."""
 
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -41,7 +39,3 @@ def test_a_model_without_metrics_can_be_tffs_too():
     state = model.initialize_metrics_state()
     output = model_lib.BatchOutput(0.0, (), 0)
     assert model.finalize_metrics(model.update_metrics_state(state, tf.zeros([1]), output)) == {}
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,6 @@
 """Sums of clients' metrics: in the clear, secure, bounded and as histograms."""
 
 import collections
-import sys
 
 import numpy as np
 import pytest
@@ -135,7 +134,3 @@ def test_grids_are_of_metrics_that_are_scalars():
         metric_sums.histograms(lambda sums: sums, {"num": grid}, False).encode(_client(1.0, 1))
     with pytest.raises(validation.UsageError, match=r"grids names \['loss'\], .* \['mean', 'num'"):
         metric_sums.histograms(_final, {"loss": grid}, False).encode(_client(1.0, 1))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """A restarted optimizer goes on as a new one does, from the same weights."""
 
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,10 +7,7 @@ import tensorflow as tf
 from tff_dpftrl.learning import optimizer_restarts, optimizers
 
 _SPECS = (tf.TensorSpec([3], tf.float32), tf.TensorSpec([2, 2], tf.float32))
-_OPTIMIZERS = {
-    "momentum": lambda: optimizers.sgdm(0.3, 0.9),
-    "adam": lambda: optimizers.adam(0.3),
-}
+_OPTIMIZERS = {"momentum": lambda: optimizers.sgdm(0.3, 0.9), "adam": lambda: optimizers.adam(0.3)}
 
 
 def _updates(num_rounds):
@@ -57,7 +52,3 @@ def test_a_learning_rate_that_was_set_stays():
 def test_refuses_rounds_that_are_none(rounds):
     with pytest.raises(ValueError, match="rounds"):
         optimizer_restarts.restart_at(optimizers.sgdm(0.3), rounds)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """Optimizers take the steps of their definitions, with the states and the bits of TFF's."""
 
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -96,8 +94,7 @@ def test_hyperparameters_are_those_of_tff(name, tff):
             optimizer_restarts.restart_at(optimizers.sgdm(1.0), [1]), 0.5
         ),
         lambda tff: iterate_averaging.average_iterates(
-            optimizer_restarts.restart_at(tff.learning.optimizers.build_adam(1.0), [1]),
-            0.5,
+            optimizer_restarts.restart_at(tff.learning.optimizers.build_adam(1.0), [1]), 0.5
         ),
     ],
     ids=["momentum", "scheduled adam", "dp-ftrl", "wrapped", "TFF's, wrapped"],
@@ -196,7 +193,3 @@ def test_refuses_to_schedule_what_hides_its_learning_rate():
     averaged = iterate_averaging.average_iterates(optimizers.sgdm(0.3), 0.5)
     with pytest.raises(ValueError, match="learning_rate in its state"):
         optimizers.scheduled(averaged, _rate).initialize(_SPECS)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,6 @@
 """Models of any kind are read for rounds, or refused with what to change."""
 
 import collections
-import sys
 
 import numpy as np
 import pytest
@@ -122,7 +121,3 @@ def test_models_of_tff_are_read_as_they_are():
             own_model.read(model, _BATCH[::-1])
     assert list(own_model.metric_specs(functional)) == ["areas/0"]
     assert set(own_model.metric_specs(with_variables)) > {"loss/0", "accuracy/1"}
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import sys
 
 import numpy as np
 import pytest
@@ -255,7 +254,3 @@ def test_a_loop_over_batches_carries_its_state(count):
 def test_options_out_of_range_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

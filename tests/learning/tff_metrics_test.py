@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import sys
 
 import numpy as np
 import pytest
@@ -76,7 +75,3 @@ def test_an_evaluation_has_the_results_of_tffs_for_each_round(is_secure, finaliz
         assert this_round.pop("num_histogram").sum() == len(cohort)
         assert this_round == theirs.next(theirs.initialize(), cohort).result[0]
         assert all_rounds == ()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,5 @@
 """Tests of the BandMF optimiser."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 from scipy import optimize
@@ -159,7 +155,3 @@ def test_reaches_the_published_losses():
     strategy = banded_optimize.optimize_banded(schema, bands=342)
     assert strategy.rms_loss(schema) <= 8.59525
     assert strategy.max_loss(schema) == pytest.approx(10.2098, abs=5e-3)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

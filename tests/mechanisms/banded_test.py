@@ -1,14 +1,10 @@
 """Tests of banded strategies against dense matrices."""
 
-from __future__ import annotations
-
-import json
-import sys
-
 import numpy as np
 import pytest
 
-from tff_dpftrl.mechanisms import banded, noise_recipe
+from tests.mechanisms import examples
+from tff_dpftrl.mechanisms import banded
 from tff_dpftrl.mechanisms.numerics import banded_sensitivity
 from tff_dpftrl.participation import schema as schema_lib
 
@@ -32,38 +28,11 @@ def test_matrices_hold_the_rows_and_invert_each_other(num_rounds, bands):
             [rows[t, t - s] if 0 <= t - s < bands else 0.0 for s in range(n)] for t in range(n)
         ]
         np.testing.assert_array_equal(matrix, expected)
-        np.testing.assert_allclose(strategy.noise_matrix(n) @ matrix, np.eye(n), atol=1e-12)
+        examples.check_matrices(strategy, n)
         columns = strategy.columns(n)
         for t in range(n):
             column = matrix[t:, t][: columns.shape[1]]
             np.testing.assert_array_equal(columns[t, : len(column)], column)
-
-
-@pytest.mark.parametrize("num_rounds,bands", _SIZES)
-def test_variances_are_squared_row_norms(num_rounds, bands):
-    strategy = banded.Banded(_random_rows(num_rounds, bands))
-    for n in {num_rounds, (num_rounds + 1) // 2}:
-        noise = strategy.noise_matrix(n)
-        np.testing.assert_allclose(
-            strategy.round_noise_variance(n), np.sum(noise**2, axis=1), rtol=1e-11
-        )
-        np.testing.assert_allclose(
-            strategy.prefix_noise_variance(n),
-            np.sum(np.cumsum(noise, axis=0) ** 2, axis=1),
-            rtol=1e-11,
-        )
-
-
-@pytest.mark.parametrize("num_rounds,bands", _SIZES)
-def test_recurrence_of_the_recipe_gives_the_inverse(num_rounds, bands):
-    strategy = banded.Banded(_random_rows(num_rounds, bands))
-    recipe = strategy.noise_recipe()
-    assert isinstance(recipe, noise_recipe.BandedNoise)
-    emitted = np.zeros((num_rounds, num_rounds))
-    for t, (row, draw) in enumerate(zip(recipe.rows, np.eye(num_rounds), strict=True)):
-        past = sum(row[j] * emitted[t - j] for j in range(1, min(bands, t + 1)))
-        emitted[t] = (draw - past) / row[0]
-    np.testing.assert_allclose(emitted, strategy.noise_matrix(num_rounds), atol=1e-12)
 
 
 @pytest.mark.parametrize("num_rounds,bands", _SIZES)
@@ -123,21 +92,6 @@ def test_bad_rows_are_refused(rows):
         banded.Banded(rows)
 
 
-def test_more_rounds_than_rows_are_refused():
-    with pytest.raises(ValueError, match="num_rounds must be in 1 ... 5"):
-        banded.Banded(np.ones((5, 1))).prefix_noise_variance(6)
-    with pytest.raises(ValueError, match="num_rounds must be in 1 ... 5"):
-        banded.Banded(np.ones((5, 1))).sensitivity(schema_lib.MinSep(6, 1, 1))
-
-
-def test_round_trip_through_json():
-    strategy = banded.Banded(_random_rows(9, 3))
-    values = json.loads(json.dumps(strategy.to_dict()))
-    assert values["mechanism"] == "banded"
-    np.testing.assert_array_equal(banded.Banded.from_dict(values).rows, strategy.rows)
-    assert strategy.memory_copies(9) == 2
-
-
 def test_rows_are_copied_and_read_only():
     rows = np.ones((3, 1))
     strategy = banded.Banded(rows)
@@ -145,7 +99,3 @@ def test_rows_are_copied_and_read_only():
     assert strategy.rows[0, 0] == 1.0
     with pytest.raises(ValueError, match="read-only"):
         strategy.rows[0, 0] = 2.0
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,10 +1,7 @@
 """Tests of the BLT optimiser against the published and recomputed losses."""
 
-from __future__ import annotations
-
 import itertools
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -196,7 +193,3 @@ def test_two_rounds_are_solved_exactly():
 def test_bad_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         blt_optimize.search(_PAPER, **arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,55 +1,23 @@
 """The sensitivity of branches against the enumeration of every pattern of all branches."""
 
-from __future__ import annotations
-
 import functools
 import itertools
-import sys
 
 import numpy as np
 import pytest
 
-from tff_dpftrl.mechanisms import (
-    banded,
-    banded_toeplitz,
-    blt,
-    branches,
-    dense,
-    identity,
-    inverse_banded,
-    restarts,
-    tree,
-)
+from tests.mechanisms import examples
+from tff_dpftrl.mechanisms import branches, identity, tree
 from tff_dpftrl.participation import schema as schema_lib
 
 _ROUNDS = 6
 _ROUNDING = 1e-11
-
-
-def _lower(*, signed):
-    rng = np.random.default_rng(3)
-    shape = (_ROUNDS, _ROUNDS)
-    entries = rng.normal(size=shape) if signed else rng.random(shape)
-    return np.tril(entries, -1) + np.diag(1.0 + rng.random(_ROUNDS))
-
-
-_BLT = blt.Blt((0.95, 0.5), (0.3, 0.2))
-_TREE = tree.Tree(_ROUNDS)
-_STRATEGIES = {
-    "identity": identity.Identity(),
-    "blt": _BLT,
-    "tree": _TREE,
-    "vanilla tree": tree.Tree(_ROUNDS, variance_reduction=False),
-    "banded": banded.Banded([[1.0, 0.0], *[[1.0 + 0.1 * t, 0.5] for t in range(1, _ROUNDS)]]),
-    "fhu": banded_toeplitz.BandedToeplitz.fhu(3),
-    "bisr": inverse_banded.InverseBanded.bisr(3),
-    "dense": dense.Dense(_lower(signed=False)),
-    "signed dense": dense.Dense(_lower(signed=True)),
-    "rising": banded_toeplitz.BandedToeplitz((1.0, 0.1, 0.8)),
-    "oscillating inverse": inverse_banded.InverseBanded((1.0, 0.6)),
-    "restarted tree": restarts.Restarted(_TREE, (0, 3)),
-    "restarted blt": restarts.Restarted(_BLT, (0, 2)),
-}
+_BLT = examples.ALL["blt"]
+_RISING = "rising banded Toeplitz"
+_STRATEGIES = (
+    "identity", "blt", "tree", "vanilla tree", "two-banded", "fhu", "bisr", "dense", _RISING,
+    "signed dense", "oscillating inverse", "restarted tree", "restarted blt",
+)  # fmt: skip
 
 
 def _joined(blocks, fork_at, num_branches):
@@ -94,7 +62,7 @@ def _largest(matrix, rows, signs):
 @pytest.mark.parametrize("fork_at", range(_ROUNDS + 1))
 @pytest.mark.parametrize("name", _STRATEGIES)
 def test_never_below_the_joint_mechanism_and_exact_where_it_says_so(name, fork_at):
-    strategy = _STRATEGIES[name]
+    strategy = examples.ALL[name]
     matrix = strategy.strategy_matrix(_ROUNDS)
     num_shared = len(strategy.strategy_matrix(fork_at)) if fork_at else 0
     signed = np.min(matrix.T @ matrix) < 0
@@ -112,14 +80,14 @@ def test_never_below_the_joint_mechanism_and_exact_where_it_says_so(name, fork_a
             if bound.exact and not signed:
                 assert bound.squared == pytest.approx(truth, rel=_ROUNDING), schema
                 num_exact += 1
-    assert num_exact or signed or name == "rising"
+    assert num_exact or signed or name == _RISING
 
 
 @pytest.mark.parametrize("fork_at", range(1, _ROUNDS))
 @pytest.mark.parametrize("name", _STRATEGIES)
 def test_never_below_what_the_noise_of_the_branches_hides(name, fork_at):
     # Of the released sums x + noise, without C: the largest xᵀ Σ⁻¹ x.
-    strategy, num_branches = _STRATEGIES[name], 2
+    strategy, num_branches = examples.ALL[name], 2
     noise = strategy.noise_matrix(_ROUNDS)
     num_shared = len(strategy.strategy_matrix(fork_at))
     assert not np.any(noise[:fork_at, num_shared:])
@@ -127,10 +95,7 @@ def test_never_below_what_the_noise_of_the_branches_hides(name, fork_at):
     shared, later = (rows[:, :num_shared] for rows in columns_first)
     own = np.kron(np.eye(num_branches), columns_first[1][:, num_shared:])
     whole = np.block(
-        [
-            [shared, np.zeros((fork_at, own.shape[1]))],
-            [np.tile(later, (num_branches, 1)), own],
-        ]
+        [[shared, np.zeros((fork_at, own.shape[1]))], [np.tile(later, (num_branches, 1)), own]]
     )
     precision = np.linalg.inv(whole @ whole.T)
     for min_sep, count in itertools.product((1, 2, 3), (1, 2, 6)):
@@ -172,7 +137,3 @@ def test_long_runs_are_charged_as_many_runs_as_there_are_branches():
 def test_what_is_no_fork_is_refused(strategy, values, message):
     with pytest.raises(ValueError, match=message):
         branches.sensitivity(strategy, schema_lib.MinSep(_ROUNDS, 2, 2), **values)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,6 @@
 """Tests of certificates."""
 
-from __future__ import annotations
-
 import dataclasses
-import sys
 
 import pytest
 
@@ -41,7 +38,3 @@ def test_a_bound_is_marked_as_such():
     claim = certificate.certify(blt.Blt([0.9], [2.0]), _SCHEMA)
     assert not claim.sensitivity_exact
     assert "bound" in claim.sensitivity_method
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,6 @@
 """Tests of the searches for the best power of (1 - x), and for the best coefficients."""
 
-from __future__ import annotations
-
 import itertools
-import sys
 
 import numpy as np
 import pytest
@@ -95,12 +92,5 @@ def test_more_bands_than_rounds_change_nothing():
     free = inverse_banded_optimize.optimize_inverse_banded(schema, 9)
     assert free.bands == 5
     assert inverse_banded_optimize.optimize_inverse_banded(schema_lib.MinSep(1, 1, 1), 3).bands == 1
-
-
-def test_bands_must_be_positive():
     with pytest.raises(ValueError, match="bands"):
         inverse_banded_optimize.optimize_inverse_banded(schema_lib.MinSep(5, 2, 3), 0)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

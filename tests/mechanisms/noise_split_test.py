@@ -1,9 +1,6 @@
 """Theorem 1: two Gaussian streams are one, whatever the strategy."""
 
-from __future__ import annotations
-
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -55,7 +52,3 @@ def test_too_little_noise_in_the_count_is_refused(stddev):
 def test_noise_that_is_no_number_is_refused(noise):
     with pytest.raises(ValueError, match="noise_multiplier must be"):
         noise_split.update_noise_multiplier(noise, 1.0)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

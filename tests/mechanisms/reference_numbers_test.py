@@ -6,10 +6,7 @@ published dynamic program (TensorFlow Privacy 0.9), except that of en-IN, for wh
 paper's ρ is known.
 """
 
-from __future__ import annotations
-
 import math
-import sys
 
 import pytest
 
@@ -70,20 +67,14 @@ def test_gboard_en_us_with_secagg():
 
 @pytest.mark.parametrize(
     "name,earliest",
-    [
-        ("pt-PT", 174),
-        ("OTF de-DE", 85),
-        ("OTF en-GB", 85),
-        ("OTF es-ES", 85),
-        ("OTF pt-PT", 93),
-    ],
+    [("pt-PT", 174), ("OTF de-DE", 85), ("OTF en-GB", 85), ("OTF es-ES", 85), ("OTF pt-PT", 93)],
 )
 def test_rows_that_the_earliest_pattern_understates(name, earliest):
     num_rounds, min_sep_gap, max_participations, expected, _ = _ROWS[name]
     computed = tree_sensitivity.earliest_pattern_squared(
         num_rounds, min_sep_gap + 1, max_participations
     )
-    assert computed == earliest < expected
+    assert computed == earliest < expected == _squared(num_rounds, min_sep_gap, max_participations)
 
 
 def test_the_gap_taken_for_a_stride_would_overstate():
@@ -102,7 +93,3 @@ def test_treeagg_full_of_the_blt_paper():
     )
     assert full.max_loss(schema) == pytest.approx(14.981, abs=5e-4)
     assert full.rms_loss(schema) == pytest.approx(12.471, abs=5.1e-4)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

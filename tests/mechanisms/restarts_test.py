@@ -1,57 +1,28 @@
 """Tests of restarted strategies against block-diagonal matrices."""
 
-from __future__ import annotations
-
-import json
-import sys
-
 import numpy as np
 import pytest
 
+from tests.mechanisms import examples
 from tff_dpftrl.mechanisms import (
-    banded,
     banded_toeplitz,
     blt,
     dense,
     identity,
-    inverse_banded,
     noise_recipe,
     restarts,
     tree,
 )
 from tff_dpftrl.participation import schema as schema_lib
 
-
-def _rows(num_rounds, bands):
-    rows = np.random.default_rng(1).random((num_rounds, bands)) + np.array(
-        [1.0] + [0] * (bands - 1)
-    )
-    rows[:bands] = np.tril(rows[:bands])
-    return rows
-
-
-def _lower(num_rounds):
-    rng = np.random.default_rng(2)
-    return np.tril(rng.random((num_rounds, num_rounds)), -1) + np.eye(num_rounds)
-
-
-_BASES = {
-    "identity": identity.Identity(),
-    "tree": tree.Tree(12),
-    "vanilla tree": tree.Tree(12, variance_reduction=False),
-    "blt": blt.Blt((0.9, 0.4), (0.3, 0.2)),
-    "banded": banded.Banded(_rows(12, 3)),
-    "banded-toeplitz": banded_toeplitz.BandedToeplitz((1.0, 0.5, 0.3)),
-    "rising banded-toeplitz": banded_toeplitz.BandedToeplitz((1.0, 0.1, 0.8)),
-    "inverse-banded": inverse_banded.InverseBanded.bisr(3),
-    "dense": dense.Dense(_lower(12)),
-}
+_RISING = "rising banded Toeplitz"
+_BASES = ("identity", "tree", "vanilla tree", "blt", "banded", "fhu", _RISING, "bisr", "dense")
 _STARTS = [(0,), (0, 3), (0, 5, 7), (0, 1, 2, 11)]
 
 
 @pytest.fixture(params=_BASES)
 def base(request):
-    return _BASES[request.param]
+    return examples.ALL[request.param]
 
 
 @pytest.mark.parametrize("starts", _STARTS)
@@ -63,18 +34,11 @@ def test_matrices_and_variances(base, starts, num_rounds):
     assert strategy.block_lengths(num_rounds) == [e - s for s, e in zip(begun, ends, strict=True)]
     matrix, noise = strategy.strategy_matrix(num_rounds), strategy.noise_matrix(num_rounds)
     assert matrix.shape[1] == noise.shape[0] == num_rounds
-    np.testing.assert_allclose(noise @ matrix, np.eye(num_rounds), atol=1e-12)
     # No noise of one block is made of another block's draws.
     for start, end in zip(begun, ends, strict=True):
         own = np.any(matrix[:, start:end], axis=1)
         assert not np.any(noise[start:end][:, ~own])
-    np.testing.assert_allclose(
-        strategy.round_noise_variance(num_rounds), np.sum(noise**2, axis=1), rtol=1e-11
-    )
-    sums = np.cumsum(noise, axis=0)
-    np.testing.assert_allclose(
-        strategy.prefix_noise_variance(num_rounds), np.sum(sums**2, axis=1), rtol=1e-11
-    )
+    examples.check_matrices(strategy, num_rounds)
 
 
 @pytest.mark.parametrize("starts", _STARTS)
@@ -84,12 +48,12 @@ def test_sensitivity_is_never_below_enumeration(base, starts):
     for min_sep in range(1, 12):
         for k in (1, 2, 3, 4):
             schema = schema_lib.MinSep(11, min_sep, k)
-            truth = max(np.sum(matrix[:, list(p)].sum(axis=1) ** 2) for p in schema.patterns())
+            truth = examples.worst(matrix, schema)
             result = strategy.sensitivity(schema)
             assert result.squared >= truth * (1 - 1e-12)
             if result.exact:
                 assert result.squared == pytest.approx(truth, rel=1e-12)
-            elif base is not _BASES["rising banded-toeplitz"]:
+            elif base is not examples.ALL[_RISING]:
                 assert result.squared <= 1.2 * truth
             if isinstance(base, identity.Identity | tree.Tree | blt.Blt):
                 assert result.exact
@@ -148,15 +112,10 @@ def test_too_much_work_gives_a_bound_and_says_so(coefficients, monkeypatch):
     assert bound.squared >= searched.squared
 
 
-def test_recipe_memory_and_round_trip(base):
+def test_recipe_and_memory(base):
     strategy = restarts.Restarted(base, [0, 5])
-    recipe = strategy.noise_recipe()
-    assert recipe == noise_recipe.RestartedNoise(base.noise_recipe(), (0, 5))
+    assert strategy.noise_recipe() == noise_recipe.RestartedNoise(base.noise_recipe(), (0, 5))
     assert strategy.memory_copies(12) == base.memory_copies(7)
-    values = json.loads(json.dumps(strategy.to_dict()))
-    assert values["mechanism"] == "restarted"
-    again = restarts.Restarted.from_dict(values, type(base).from_dict)
-    assert again.to_dict() == strategy.to_dict()
 
 
 @pytest.mark.parametrize("starts", [(), (1, 2), (0, 3, 3), (0, 5, 2), (0, 2.5)])
@@ -198,7 +157,3 @@ def test_a_whole_run_from_a_block():
     for starts in ((0,), (0, 10)):
         with pytest.raises(ValueError, match="at most 15 rounds, got (40|30): .*--rounds"):
             restarts.whole_run(base, 40, starts)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

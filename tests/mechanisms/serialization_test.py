@@ -1,9 +1,6 @@
 """Tests of strategy files: exact round trips, versions, atomic writes, clear errors."""
 
-from __future__ import annotations
-
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -27,10 +24,10 @@ _STRATEGIES = {
     "identity": identity.Identity(),
     "blt": blt.Blt([1 - 1e-15, 1 / 3], [1e-9, 0.1]),
     "tree": tree.Tree(8, variance_reduction=False),
-    "full tree": tree.FullTree(),
+    "tree-full": tree.FullTree(),
     "banded": banded.Banded(np.tril(np.ones((8, 3))) + np.tri(8, 3) / 3),
-    "banded Toeplitz": banded_toeplitz.BandedToeplitz((1.0, 1 / 3, 0.1)),
-    "inverse banded": inverse_banded.InverseBanded.bisr(3),
+    "banded-toeplitz": banded_toeplitz.BandedToeplitz((1.0, 1 / 3, 0.1)),
+    "inverse-banded": inverse_banded.InverseBanded.bisr(3),
     "restarted": restarts.Restarted(blt.Blt([0.9, 1 / 3], [0.2, 0.1]), (0, 3)),
     "dense": dense.Dense(np.tri(8) / 3 + np.eye(8)),
 }
@@ -39,6 +36,7 @@ _STRATEGIES = {
 @pytest.mark.parametrize("name", _STRATEGIES)
 def test_round_trip_is_exact(name, tmp_path):
     strategy = _STRATEGIES[name]
+    assert strategy.to_dict()["mechanism"] == name
     claim = certificate.certify(strategy, _SCHEMA)
     path = tmp_path / "strategy.json"
     serialization.save(path, strategy, claim)
@@ -46,7 +44,7 @@ def test_round_trip_is_exact(name, tmp_path):
     assert type(back) is type(strategy)
     assert back.to_dict() == strategy.to_dict()
     np.testing.assert_array_equal(back.strategy_matrix(8), strategy.strategy_matrix(8))
-    if name != "full tree":  # which is for evaluation only and has no recipe
+    if name != "tree-full":  # which is for evaluation only and has no recipe
         assert back.noise_recipe() == strategy.noise_recipe()
     assert serialization.load_certificate(path) == claim
     claim.verify(back)
@@ -57,6 +55,9 @@ def test_a_certificate_is_optional():
     assert serialization.certificate_from_json(text) is None
     assert isinstance(serialization.strategy_from_json(text), identity.Identity)
     assert json.loads(text)["version"] == serialization.VERSION
+
+
+_BLT, _RESTARTED = (_STRATEGIES[name].to_dict() for name in ("blt", "restarted"))
 
 
 def _document(**changes):
@@ -77,16 +78,9 @@ def _document(**changes):
         (_document(strategy={"mechanism": "magic"}), "Unknown mechanism 'magic'"),
         (_document(strategy={"mechanism": "banded"}), "needs the parameter 'rows'"),
         (_document(strategy=[1]), "Unknown mechanism None"),
-        (
-            _document(
-                strategy={"mechanism": "restarted", "base": {"mechanism": "identity"}, "starts": 5}
-            ),
-            "'restarted' is wrong",
-        ),
-        (
-            _document(strategy={"mechanism": "blt", "buf_decay": [2], "output_scale": [1]}),
-            "between",
-        ),
+        (_document(strategy={"mechanism": "blt", "buf_decay": [0.5]}), "output_scale"),
+        (_document(strategy={**_RESTARTED, "starts": 5}), "'restarted' is wrong"),
+        (_document(strategy={**_BLT, "buf_decay": [2, 0.5]}), "between"),
     ],
 )
 def test_bad_text_is_refused(text, message):
@@ -126,7 +120,3 @@ def test_failed_writes_leave_the_old_file(tmp_path, monkeypatch):
         serialization.save(tmp_path / "missing" / "strategy.json", identity.Identity())
     with pytest.raises(ValueError, match="Cannot read"):
         serialization.load(tmp_path / "missing.json")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

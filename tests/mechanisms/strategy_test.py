@@ -1,19 +1,12 @@
 """Tests of what all strategies share: names, and the refusal of what is none."""
 
-from __future__ import annotations
-
-import sys
 import types
 
 import numpy as np
 import pytest
 
-from tff_dpftrl.accounting import (
-    amplified_banded,
-    calibrate,
-    guarantee,
-    planner,
-)
+from tests.mechanisms import examples
+from tff_dpftrl.accounting import amplified_banded, calibrate, guarantee, planner
 from tff_dpftrl.mechanisms import (
     banded,
     banded_toeplitz,
@@ -23,6 +16,7 @@ from tff_dpftrl.mechanisms import (
     dense,
     identity,
     inverse_banded,
+    noise_recipe,
     restarts,
     serialization,
     strategy,
@@ -31,6 +25,56 @@ from tff_dpftrl.mechanisms import (
 from tff_dpftrl.participation import schema as schema_lib
 
 _SCHEMA = schema_lib.MinSep(20, 5, 3)
+
+
+@pytest.mark.parametrize("num_rounds", [1, 2, 3, 5, 8, 12])
+@pytest.mark.parametrize("name", examples.ALL)
+def test_matrices_and_variances_are_those_of_dense_algebra(name, num_rounds):
+    examples.check_matrices(examples.ALL[name], num_rounds)
+
+
+@pytest.mark.parametrize("name", ["tree", "two-banded", "dense", "restarted banded"])
+def test_more_rounds_than_a_strategy_has_are_refused(name):
+    made = examples.ALL[name]
+    most = made.max_rounds
+    for call in (
+        made.prefix_noise_variance,
+        made.noise_matrix,
+        lambda rounds: made.sensitivity(schema_lib.MinSep(rounds, 1, 1)),
+    ):
+        with pytest.raises(ValueError, match=f"num_rounds must be (at most|in 1 ...) {most}"):
+            call(most + 1)
+
+
+@pytest.mark.parametrize(
+    "made, recipe, copies",
+    [
+        (identity.Identity(), noise_recipe.IdentityNoise(), 0),
+        (
+            blt.Blt([0.9, 0.5], [0.2, 0.1]),
+            noise_recipe.BufferedNoise((0.9, 0.5), (0.2, 0.1)),
+            2,
+        ),
+        (
+            banded.Banded([[2.0, 0.0], [1.0, 0.5]]),
+            noise_recipe.BandedNoise(((2.0, 0.0), (1.0, 0.5))),
+            1,
+        ),
+        (
+            banded_toeplitz.BandedToeplitz([1, 0.5, 0.25]),
+            noise_recipe.BandedNoise(((1.0, 0.5, 0.25),)),
+            2,
+        ),
+        (
+            inverse_banded.InverseBanded([1, -0.5]),
+            noise_recipe.InverseBandedNoise(((1.0, -0.5),)),
+            0,
+        ),
+    ],
+)
+def test_recipe_and_memory(made, recipe, copies):
+    assert made.noise_recipe() == recipe
+    assert made.memory_copies(100) == copies
 
 
 @pytest.mark.parametrize("num_rounds", [1, 2, 3, 64, 1000, 11_111])
@@ -106,11 +150,6 @@ def test_what_is_no_strategy_is_refused_by_name(value, message):
         strategy.check_strategy(value, "mine")
 
 
-def test_a_strategy_passes():
-    made = tree.Tree(20)
-    assert strategy.check_strategy(made) is made
-
-
 _CONSUMERS = {
     "dp_ftrl_guarantee": lambda value: guarantee.dp_ftrl_guarantee(
         value, noise_multiplier=1.0, schema=_SCHEMA, delta=1e-6
@@ -139,7 +178,3 @@ _CONSUMERS = {
 def test_it_is_checked_where_a_strategy_is_wanted(consumer, value):
     with pytest.raises(ValueError, match="must be a strategy of tff_dpftrl.mechanisms"):
         _CONSUMERS[consumer](value)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """Tests of the table of mechanisms: defaults, options, restarts."""
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 import sys
@@ -125,7 +123,3 @@ def test_names_and_options_need_no_numpy():
         "sys.exit(any(name in sys.modules for name in ('numpy', 'scipy', 'tensorflow')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

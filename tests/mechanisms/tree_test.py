@@ -1,12 +1,9 @@
 """Tests of the tree strategies against materialised matrices."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 
+from tests.mechanisms import examples
 from tff_dpftrl.mechanisms import noise_recipe, tree
 from tff_dpftrl.participation import schema as schema_lib
 
@@ -17,24 +14,10 @@ _STRATEGIES = {
 }
 
 
-@pytest.fixture(params=_STRATEGIES)
-def build(request):
-    return _STRATEGIES[request.param]
-
-
+@pytest.mark.parametrize("name", _STRATEGIES)
 @pytest.mark.parametrize("num_rounds", [1, 2, 3, 5, 7, 8, 13, 16, 31, 32, 100])
-def test_closed_forms_match_materialised_matrices(build, num_rounds):
-    strategy = build(num_rounds)
-    matrix = strategy.strategy_matrix(num_rounds)
-    noise = strategy.noise_matrix(num_rounds)
-    np.testing.assert_allclose(noise @ matrix, np.eye(num_rounds), atol=1e-12)
-    np.testing.assert_allclose(
-        np.sum(noise**2, axis=1), strategy.round_noise_variance(num_rounds), rtol=1e-12
-    )
-    prefixes = np.cumsum(noise, axis=0)
-    np.testing.assert_allclose(
-        np.sum(prefixes**2, axis=1), strategy.prefix_noise_variance(num_rounds), rtol=1e-12
-    )
+def test_closed_forms_match_materialised_matrices(name, num_rounds):
+    examples.check_matrices(_STRATEGIES[name](num_rounds), num_rounds)
 
 
 def test_matrix_of_three_rounds_has_the_completed_nodes():
@@ -112,26 +95,5 @@ def test_full_variance_reduction_cannot_be_streamed():
 def test_bad_number_of_rounds_is_refused(value):
     with pytest.raises(ValueError, match="num_rounds must be (an integer|at least 1), got"):
         tree.Tree(value)
-
-
-def test_variance_reduction_must_be_a_bool():
     with pytest.raises(ValueError, match="FullTree"):
         tree.Tree(8, "full")
-
-
-@pytest.mark.parametrize("variance_reduction", [True, False])
-def test_round_trip(variance_reduction):
-    values = tree.Tree(2000, variance_reduction).to_dict()
-    assert values == {
-        "mechanism": "tree",
-        "num_rounds": 2000,
-        "variance_reduction": variance_reduction,
-    }
-    assert tree.Tree.from_dict(values).to_dict() == values
-    assert tree.FullTree.from_dict(tree.FullTree().to_dict()).to_dict() == {
-        "mechanism": "tree-full"
-    }
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,5 @@
 """Tests of tff_dpftrl.models.central_training."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -80,7 +76,3 @@ def test_every_batch_is_told():
     epochs = _train(on_batch=losses.append)
     assert len(losses) == 2 * central_training.num_batches(10, 4) == 6
     np.testing.assert_allclose([np.mean(losses[:3]), np.mean(losses[3:])], [e.loss for e in epochs])
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

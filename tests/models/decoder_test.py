@@ -3,10 +3,6 @@
 What they compute is compared with transformers in `hugging_face_test`.
 """
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -132,7 +128,3 @@ def test_the_token_that_stands_in_for_padding_gets_nothing_from_it():
 def test_bad_sizes_are_refused(make, sizes, message):
     with pytest.raises(ValueError, match=message):
         make(**{"vocabulary_size": 9, **sizes})
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

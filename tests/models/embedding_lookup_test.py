@@ -1,11 +1,6 @@
 """Tests of tff_dpftrl.models.embedding_lookup."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from tff_dpftrl.models import embedding_lookup
@@ -24,7 +19,3 @@ def test_lookup_adds_up_the_gradients_of_a_row():
     gradient = tape.gradient(total, table)
     assert isinstance(gradient, tf.Tensor)
     np.testing.assert_array_equal(gradient, [[3, 4], [0, 0], [0, 0], [13, 16]])
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,5 @@
 """Tests of tff_dpftrl.models.evaluation."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -59,18 +55,11 @@ def test_metrics_are_the_same_bits_on_any_number_of_cores(monkeypatch):
     assert found[0] == found[1]
 
 
-def test_bad_sequences_are_refused():
+def test_bad_sequences_and_weights_are_refused():
     with pytest.raises(ValueError, match=r"must have shape \[n, 5\], got \[3, 4\]"):
         evaluation.Evaluator(_MODEL, _SPECIAL, _sequences(3)[:, :4])
     with pytest.raises(ValueError, match="must not be empty"):
         evaluation.Evaluator(_MODEL, _SPECIAL, _sequences(0))
-
-
-def test_bad_weights_are_refused():
     evaluate = evaluation.Evaluator(_MODEL, _SPECIAL, _sequences(3))
     with pytest.raises(ValueError, match="shorter"):
         evaluate(_MODEL.initial_weights(0)[:-1])
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

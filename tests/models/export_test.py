@@ -1,9 +1,5 @@
 """Tests of tff_dpftrl.models.export."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 
@@ -58,13 +54,6 @@ def test_other_files_are_refused(tmp_path, content):
         export.read(path)
     with pytest.raises(ValueError, match="none.npz is not a model"):
         export.read(tmp_path / "none.npz")
-
-
-def test_an_archive_without_a_description_is_refused(tmp_path):
     np.savez(tmp_path / "old.npz", weight_0=np.zeros([2, 2]))
     with pytest.raises(ValueError, match="old.npz is not a model"):
         export.read(tmp_path / "old.npz")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,5 @@
 """Tests of tff_dpftrl.models.held_out, against NumPy, one word at a time."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 
@@ -126,7 +122,3 @@ def test_bad_arguments_are_refused():
     for bad in (_sequences()[:, :4], _sequences(0)):
         with pytest.raises(ValueError, match=r"must have shape \[n, 5\] with n at least 1, got"):
             held_out.predict_words(_MODEL, _weights(), _SPECIAL, bad)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

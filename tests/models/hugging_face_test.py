@@ -4,13 +4,10 @@
 and gradients with torch.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib
 import shutil
-import sys
 import zlib
 
 import numpy as np
@@ -366,7 +363,3 @@ def test_other_folders_are_no_checkpoints(tmp_path):
     assert not hugging_face.is_checkpoint(tmp_path)
     (tmp_path / "config.json").write_text('{"format": 2}')
     assert not hugging_face.is_checkpoint(tmp_path)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,5 @@
 """Tests of tff_dpftrl.models.keras_model, and of what custom_model tries out."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -303,7 +299,3 @@ def test_weights_that_are_not_finite_are_refused():
     model.layers[0].embeddings.assign(tf.fill([_V, 4], np.nan))
     with pytest.raises(ValueError, match="embeddings, which is not finite"):
         keras_model.read(model, **_SIZES)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """Compares a model with an independent one made of Keras layers, in float64."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 

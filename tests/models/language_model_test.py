@@ -1,9 +1,5 @@
 """Tests of tff_dpftrl.models.language_model, with the smallest model and with ours."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -110,7 +106,3 @@ def test_evaluation_needs_no_more_than_the_interface():
     scores[[4, 1, 2], [1, 2, 5]] = 9.0
     found = evaluation.Evaluator(model, special, rows)([scores])
     assert found["top1_in_vocab"] == 1.0 and found["num_targets"] == 3
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

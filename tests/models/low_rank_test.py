@@ -1,9 +1,6 @@
 """Tests of tff_dpftrl.models.low_rank, against the model with the products in its kernels."""
 
-from __future__ import annotations
-
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -131,7 +128,3 @@ def test_what_cannot_be_adapted_is_refused():
         else:
             with pytest.raises(ValueError, match="adapter_rank=2 is for models .* is WordLstm: le"):
                 low_rank.LowRank(model, weights, 2)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

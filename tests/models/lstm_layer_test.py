@@ -1,9 +1,6 @@
 """Tests of tff_dpftrl.models.lstm_layer, against TensorFlow's gradients of the plain form."""
 
-from __future__ import annotations
-
 import itertools
-import sys
 
 import numpy as np
 import pytest
@@ -37,14 +34,7 @@ def _plain_lstm(gate_inputs, recurrent_kernel, projection=None, *, couple_gates)
 
 
 def _arguments(
-    couple_gates,
-    projected,
-    *,
-    steps=_STEPS,
-    batch=_BATCH,
-    size=_SIZE,
-    dtype=tf.float64,
-    seed=0,
+    couple_gates, projected, *, steps=_STEPS, batch=_BATCH, size=_SIZE, dtype=tf.float64, seed=0
 ):
     """Gate inputs, recurrent kernel, and a projection to another size if there is to be one."""
     rng = np.random.default_rng(seed)
@@ -139,7 +129,3 @@ def test_lstm_and_lookup_can_be_vectorised(couple_gates, projected):
     for index, alone in enumerate(arguments):
         for x, y in zip(together, gradients((*alone, ids[index])), strict=True):
             np.testing.assert_allclose(x[index], y, rtol=1e-12, atol=1e-12)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,6 @@
 """Quantiles from histograms, against those of the sorted values."""
 
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -46,7 +45,3 @@ def test_clients_without_a_value_are_in_no_quantile():
 def test_edges_must_be_a_grid(edges):
     with pytest.raises(ValueError, match=r"edges must be 2 to 1001 finite numbers that increase"):
         metric_grid.MetricGrid(tuple(edges))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

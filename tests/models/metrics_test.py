@@ -1,9 +1,6 @@
 """Tests of tff_dpftrl.models.metrics, against counting one target at a time."""
 
-from __future__ import annotations
-
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -219,7 +216,3 @@ def test_one_token_may_begin_and_end_a_text():
     found = _finalized(metrics.count(logits, np.array([1, 2, 3], np.int32), special))
     assert (found["num_targets"], found["num_words"], found["num_in_vocab"]) == (3, 2, 2)
     assert found["top1_in_vocab"] == found["top1_oov_wrong"] == 1.0
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,5 @@
 """Tests of tff_dpftrl.models.next_words, against one text at a time in NumPy."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -124,7 +120,3 @@ def test_samples_have_the_probabilities_of_the_nucleus():
     without_unknown = metrics.SpecialIds(oov=None, bos=7, eos=7)
     ids = next_words.sample(rows, without_unknown, rng)
     assert set(ids.tolist()) == {1, 2, 3, 4, 5, 6, 7}
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

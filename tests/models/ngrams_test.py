@@ -1,11 +1,8 @@
 """Tests of tff_dpftrl.models.ngrams."""
 
-from __future__ import annotations
-
 import collections
 import itertools
 import pathlib
-import sys
 
 import numpy as np
 import pytest
@@ -152,7 +149,3 @@ def test_published_baselines_are_met(name, published):
     assert found[0].num_in_vocab == pytest.approx(published[3], rel=2e-3)
     for accuracy, expected in zip(found, published[:3], strict=True):
         assert accuracy.top1_in_vocab == pytest.approx(expected, abs=6e-3)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

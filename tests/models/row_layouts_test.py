@@ -1,9 +1,5 @@
 """Tests of the proof that rows are computed by themselves."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -78,10 +74,7 @@ _MIXING = {
     "copies": (lambda x: tf.reduce_sum(tf.tile(x[None], [_number(x), 1, 1]), axis=1), "Tile"),
     "transpose": (lambda x: tf.reshape(tf.transpose(x), tf.shape(x)), "Reshape"),
     "transposed-softmax": (lambda x: tf.transpose(tf.nn.softmax(tf.transpose(x))), "Softmax"),
-    "shifted-entries": (
-        lambda x: tf.reshape(tf.roll(tf.reshape(x, [-1]), 1, 0), [-1, 4]),
-        "Roll",
-    ),
+    "shifted-entries": (lambda x: tf.reshape(tf.roll(tf.reshape(x, [-1]), 1, 0), [-1, 4]), "Roll"),
     "padded": (lambda x: tf.pad(x, [[1, 0], [0, 0]])[:-1], "Pad"),
     "loop": (
         lambda x: tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, x + x[::-1]), (0, x))[1],
@@ -191,7 +184,3 @@ def test_what_keeps_rows_apart_is_known(name):
     together = function(tf.constant(rows))
     alone = tf.concat([function(tf.constant(rows[i : i + 1])) for i in range(5)], axis=0)
     np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-6)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

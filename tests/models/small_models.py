@@ -1,7 +1,5 @@
 """Every model of the table, in a size that a test can afford."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

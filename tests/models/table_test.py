@@ -1,10 +1,7 @@
 """Tests of tff_dpftrl.models.table."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-import sys
 
 import pytest
 
@@ -94,7 +91,3 @@ def test_what_is_not_in_the_table_is_not_described():
         table.describe(Other())
     with pytest.raises(ValueError, match="must have the key 'model'"):
         table.from_description({"vocabulary_size": 9})
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

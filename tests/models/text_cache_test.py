@@ -1,9 +1,6 @@
 """Tests of tff_dpftrl.models.text_cache, against counts in dictionaries, one word at a time."""
 
-from __future__ import annotations
-
 import collections
-import sys
 
 import numpy as np
 import pytest
@@ -131,7 +128,3 @@ def test_later_words_and_other_users_change_nothing():
     earlier = {0: texts[0].copy(), 1: texts[1]}
     earlier[0][2] = [6, 1, 1, 1, 1, 1, 7]
     assert (_judged(earlier, judged) != found).any()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,12 +1,9 @@
 """Tests of tff_dpftrl.models.transformer, against Keras layers."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
 import operator
-import sys
 
 import numpy as np
 import pytest
@@ -157,7 +154,3 @@ def test_sizes_up_to_that_of_the_paper_make_a_graph(sizes, millions):
 def test_bad_sizes_are_refused(field):
     with pytest.raises(ValueError, match=f"{field} must be at least 1, got 0"):
         dataclasses.replace(_SMALL, **{field: 0})
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

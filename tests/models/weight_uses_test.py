@@ -1,7 +1,6 @@
 """What models report of their weights gives the gradient of all of them."""
 
 import dataclasses
-import sys
 
 import numpy as np
 import pytest
@@ -73,7 +72,3 @@ def test_reported_uses_give_the_gradient_of_every_weight(model):
         expected = tf.convert_to_tensor(gradient).numpy()
         scale = np.max(np.abs(expected))
         np.testing.assert_allclose(found[name], expected, atol=1e-4 * scale, err_msg=name)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,12 +1,9 @@
 """Tests of tff_dpftrl.models.word_lstm, against Keras layers."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
 import operator
-import sys
 
 import numpy as np
 import pytest
@@ -162,7 +159,3 @@ def test_initial_weights_have_the_stated_scales():
 def test_bad_sizes_are_refused(field):
     with pytest.raises(ValueError, match=f"{field} must be at least 1, got 0"):
         dataclasses.replace(_SMALL, **{field: 0})
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,5 @@
 """Discrete Gaussians have their law, each decision of it exact, and the cost that is proven."""
 
-from __future__ import annotations
-
-import sys
-
 import mpmath
 import numpy as np
 import pytest
@@ -102,7 +98,3 @@ def test_the_cost_bounds_every_renyi_divergence_of_integer_shifts():
 def test_a_parameter_out_of_range_is_refused(stddev):
     with pytest.raises(validation.UsageError, match="stddev"):
         discrete_gaussian.sample(_SEED, [0], 1, stddev)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

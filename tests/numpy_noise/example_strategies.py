@@ -1,7 +1,5 @@
 """One strategy of every kind, for 31 rounds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

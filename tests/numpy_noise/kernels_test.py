@@ -1,8 +1,5 @@
 """Kernels, run on a basis, are the noise of the strategy's dense matrix."""
 
-from __future__ import annotations
-
-import sys
 import typing
 
 import numpy as np
@@ -108,7 +105,3 @@ def test_every_kind_of_recipe_has_a_kernel_and_an_example():
 def test_recipes_of_other_kinds_are_refused():
     with pytest.raises(ValueError, match="recipe for one block"):
         kernels.build(noise_recipe.RestartedNoise(noise_recipe.IdentityNoise(), (0,)))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

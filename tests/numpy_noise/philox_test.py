@@ -1,9 +1,5 @@
 """Words and seeds equal TensorFlow's bit for bit; Gaussians up to float32 rounding."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -53,7 +49,3 @@ def test_gaussians_at_the_edges_of_the_words():
     assert np.all(np.isfinite(values)) and np.all(values != 0.0) and np.max(values) > 9.4
     lengths = [np.linalg.norm(pairs.astype(np.float64), axis=0) for pairs in (values, expected)]
     np.testing.assert_allclose(*lengths, rtol=1e-6)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

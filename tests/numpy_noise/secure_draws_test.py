@@ -1,9 +1,6 @@
 """Secure draws are the standard's keystream, and ideal Gaussians rounded to the last bit."""
 
-from __future__ import annotations
-
 import hashlib
-import sys
 
 import mpmath
 import numpy as np
@@ -136,7 +133,3 @@ def test_other_seeds_and_paths_make_other_draws():
         for path in ([0], [1], [0, 0], [256])
     }
     assert len(drawn) == 12
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,13 +1,10 @@
 """Streams draw what `private_round` draws, go on after a crash, and claim what holds."""
 
-from __future__ import annotations
-
 import json
 import math
 import pickle
 import random
 import secrets
-import sys
 
 import numpy as np
 import pytest
@@ -15,7 +12,7 @@ import tensorflow as tf
 
 import tff_dpftrl
 from tests.numpy_noise import example_strategies
-from tff_dpftrl.accounting import statement_sentences
+from tff_dpftrl.accounting import statement_sentences, statement_text
 from tff_dpftrl.mechanisms import restarts
 from tff_dpftrl.numpy_noise import philox
 from tff_dpftrl.participation import ledger_rules
@@ -237,7 +234,7 @@ def test_the_guarantee_is_that_of_the_mechanism_and_names_the_caller_s_part():
     )
     assert claim.epsilon == expected.epsilon and claim.clip_norm == 0.5
     for one, names_it in ((claim, True), (expected, False)):
-        text = tff_dpftrl.dp_ftrl_statement(one, unit_of_privacy="user").to_markdown()
+        text = statement_text.markdown(tff_dpftrl.dp_ftrl_statement(one, unit_of_privacy="user"))
         assert (statement_sentences.CLIPPED_BY_CALLER in text) is names_it
     for t in range(2):
         stream.next(t)
@@ -335,7 +332,3 @@ def test_an_array_counts_by_its_shape_and_its_place():
     np.testing.assert_array_equal(one[0], two[0])
     swapped = _stream(_BLT, template=[(2,), (size,)], seed=3).next(0)
     assert np.all(swapped[0] != one[1])
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,6 @@
 import collections
 import itertools
 import math
-import sys
 
 import hypothesis
 import numpy as np
@@ -290,7 +289,3 @@ def test_rounds_that_do_not_exist_are_refused(t):
     sampler = cohorts.ShuffledEpochs(num_clients=9, clients_per_round=3, num_rounds=20, seed=0)
     with pytest.raises(ValueError, match="round_index"):
         sampler.cohort(t)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

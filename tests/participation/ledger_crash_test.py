@@ -6,9 +6,6 @@ import os
 import pathlib
 import random
 import signal
-import sys
-
-import pytest
 
 from tff_dpftrl.participation import cohorts, ledger, recount
 
@@ -102,7 +99,3 @@ def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(tmp_path)
     result = recount.recount(killed / "ledger")
     assert result == recount.recount(whole / "ledger")
     assert result.committed_rounds == SAMPLER.num_rounds
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

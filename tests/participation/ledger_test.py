@@ -6,7 +6,6 @@ import os
 import pathlib
 import sqlite3
 import stat
-import sys
 import tempfile
 
 import hypothesis
@@ -167,31 +166,25 @@ class TestReplay:
 
 
 class TestForksAndRollbacks:
-    def test_the_same_state_continued_twice(self, book):
+    @pytest.mark.parametrize(
+        "t, checkpoint, message",
+        [
+            (1, "checkpoint 0", "rolled back.* before round 1"),  # Continued twice.
+            (2, "initial", "rolled back.* before round 0"),  # It pretends to be at round 2.
+            (2, "other", "never committed a checkpoint other"),
+        ],
+    )
+    def test_a_state_that_is_not_the_last(self, book, t, checkpoint, message):
         run_round(book, 0, ["a"])
         run_round(book, 1, ["b"])
-        with pytest.raises(ledger_rules.ForkRefusal, match="rolled back.* before round 1"):
-            begin(book, 1, ["c"], noise="noise 1", checkpoint="checkpoint 0")
-
-    def test_an_old_state_that_pretends_to_be_at_the_right_round(self, book):
-        run_round(book, 0, ["a"])
-        with pytest.raises(ledger_rules.ForkRefusal, match="rolled back.* before round 0"):
-            begin(book, 1, ["b"], checkpoint="initial")
-
-    def test_an_unknown_state(self, book):
-        run_round(book, 0, ["a"])
-        with pytest.raises(ledger_rules.ForkRefusal, match="never committed a checkpoint other"):
-            begin(book, 1, ["b"], checkpoint="other")
+        with pytest.raises(ledger_rules.ForkRefusal, match=message):
+            begin(book, t, ["c"], checkpoint=checkpoint)
 
     @pytest.mark.parametrize("t", [0, 2])
-    def test_the_wrong_round(self, book, t):
+    def test_the_wrong_round_is_neither_begun_nor_committed(self, book, t):
         run_round(book, 0, ["a"])
         with pytest.raises(ledger_rules.ForkRefusal, match="next round of this ledger is 1"):
             begin(book, t, ["b"])
-
-    @pytest.mark.parametrize("t", [0, 2])
-    def test_only_the_open_round_can_be_committed(self, book, t):
-        run_round(book, 0, ["a"])
         begin(book, 1, ["b"])
         with pytest.raises(ledger_rules.LedgerRefusal, match="begun and not committed is 1"):
             book.commit_round(t, [], "checkpoint")
@@ -247,17 +240,15 @@ class TestFile:
                 connection.execute(f"UPDATE {table} SET {column} = 5")
         connection.close()
 
-    def test_one_process_at_a_time(self, book, path):
+    def test_one_process_at_a_time_and_none_overwrites_a_ledger(self, book, path):
+        with pytest.raises(ValueError, match="exists already"):
+            ledger.Ledger.create(path, DECLARED, initial_checkpoint="initial")
         with pytest.raises(ValueError, match="in use by another process"):
             ledger.Ledger.open(path, DECLARED)
         with pytest.raises(ValueError, match="in use by another process"):
             recount.recount(path)
         book.close()
         ledger.Ledger.open(path, DECLARED).close()
-
-    def test_an_existing_file_is_not_overwritten(self, book, path):
-        with pytest.raises(ValueError, match="exists already"):
-            ledger.Ledger.create(path, DECLARED, initial_checkpoint="initial")
 
     def test_a_missing_ledger_is_not_created(self, path):
         with pytest.raises(ValueError, match="no ledger"):
@@ -340,8 +331,7 @@ def histories(draw):
     users = st.sets(st.sampled_from("abcdefg"), max_size=4)
     return draw(
         st.lists(
-            st.tuples(users, st.one_of(st.none(), st.sets(st.sampled_from("abcdefg")))),
-            max_size=8,
+            st.tuples(users, st.one_of(st.none(), st.sets(st.sampled_from("abcdefg")))), max_size=8
         )
     )
 
@@ -411,7 +401,3 @@ def test_a_production_sized_cohort_passes_through(path):
     assert sum(c * n for c, n in seen.histogram.items()) == 7 * 6_500
     assert recount.recount(path).observed == seen
     assert np.max(list(seen.histogram)) == 3
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,6 +1,5 @@
 import collections
 import itertools
-import sys
 
 import hypothesis
 import numpy as np
@@ -114,7 +113,3 @@ def test_a_declared_schema_is_enforced_round_by_round(run):
 def test_a_client_twice_in_one_round_is_refused():
     with pytest.raises(ValueError, match="names a client twice"):
         observed.ParticipationCounter(3).add(np.array([1, 1]))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,6 +1,5 @@
 import hashlib
 import stat
-import sys
 
 import pytest
 
@@ -55,7 +54,3 @@ def test_bad_user_ids_are_refused():
         names.of(["a", "b", "a"])
     with pytest.raises(ValueError, match="strings, got a int"):
         names.of([3])
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,6 @@
 import dataclasses
 import itertools
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -51,10 +50,7 @@ def law(described):
                 add(row, q ** sum(chosen) * (1 - q) ** (len(turns) - sum(chosen)) / groups)
     elif isinstance(described, sampling.BallsInBins):
         for one in range(described.num_bins):
-            add(
-                [int(t % described.num_bins == one) for t in range(rounds)],
-                1 / described.num_bins,
-            )
+            add([int(t % described.num_bins == one) for t in range(rounds)], 1 / described.num_bins)
     elif isinstance(described, sampling.MinSepPoisson):
         q, b = described.sampling_probability, described.min_sep
         share = q / (1 + (b - 1) * q)
@@ -150,10 +146,7 @@ def test_descriptions_survive_json(described):
 
 @pytest.mark.parametrize(
     "described",
-    [
-        sampling.CyclicPoisson(12, 1, 1 / 30),
-        sampling.MinSepPoisson(12, 3, 1 / 30),
-    ],
+    [sampling.CyclicPoisson(12, 1, 1 / 30), sampling.MinSepPoisson(12, 3, 1 / 30)],
     ids=lambda one: one.kind,
 )
 def test_a_probability_is_rounded_up(described):
@@ -224,7 +217,3 @@ def test_samplings_of_expected_cohorts():
 def test_bad_arguments_are_named(make, named):
     with pytest.raises(validation.UsageError, match=named):
         make()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,5 +1,4 @@
 import itertools
-import sys
 
 import hypothesis
 import numpy as np
@@ -89,7 +88,3 @@ def test_unrestricted_allows_every_set_of_rounds():
     unrestricted = schema.MinSep.unrestricted(3)
     assert len(list(unrestricted.patterns())) == 2**3 - 1
     assert not unrestricted.allows([3])
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

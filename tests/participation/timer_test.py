@@ -2,7 +2,6 @@ import collections
 import heapq
 import itertools
 import math
-import sys
 
 import hypothesis
 import numpy as np
@@ -208,7 +207,3 @@ def test_bad_arguments_are_named(changed):
     [name] = changed
     with pytest.raises(ValueError, match=name):
         timer.TimerModel(**arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,6 @@
 """What one client can move in both streams of adaptive clipping, against what is charged."""
 
-from __future__ import annotations
-
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -131,7 +128,3 @@ def test_what_is_no_adaptive_clipping_is_refused():
 def test_the_bits_have_noise_where_the_updates_have(given, noise_multiplier, expected):
     settings = adaptive_clipping.AdaptiveClipping(2.0, clipped_count_stddev=given)
     assert settings.count_stddev(noise_multiplier, clients_per_round=100) == expected
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

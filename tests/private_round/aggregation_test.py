@@ -1,7 +1,5 @@
 """Sums of updates around a private round, in the clear and by secure sums."""
 
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -180,7 +178,3 @@ def test_a_plain_mean_is_of_the_finite_updates_and_zero_without_clients():
 def test_noise_parties_need_secure_sums_to_add_their_noise_to():
     with pytest.raises(ValueError, match="noise_parties=2.*nobody would add any"):
         aggregation.Aggregation(_fixed(noise_parties=2))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,5 @@
 """Two branches of one state: what is new in their noise is independent, for every mechanism."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -117,7 +113,3 @@ def test_a_deterministic_seed_has_no_branches():
         made = private_round.release(state, totals)
         tf.nest.map_structure(np.testing.assert_array_equal, again, made)
         state = made[0]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

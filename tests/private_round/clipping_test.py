@@ -1,9 +1,6 @@
 """Clipping: never above the bound, and nothing changed below it."""
 
-from __future__ import annotations
-
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -65,10 +62,13 @@ def test_only_floats_are_clipped_since_the_noise_is_real(rule, dtype):
 
 def test_smaller_updates_are_unchanged():
     update = [np.asarray([3.0, 4.0], np.float32), np.asarray(0.5, np.float32)]
-    clipped, norm = clipping.clip_by_norm(_tensors(update), 6.0)
-    np.testing.assert_allclose(norm, math.sqrt(25.25), rtol=1e-6)
-    for before, after in zip(update, clipped, strict=True):
-        np.testing.assert_array_equal(before, after)
+    for clipped, norm in (
+        clipping.clip_by_norm(_tensors(update), 6.0),
+        clipping.FlatClipping(6.0).clip(_tensors(update), _round(0)),
+    ):
+        np.testing.assert_allclose(norm, math.sqrt(25.25), rtol=1e-6)
+        for before, after in zip(update, clipped, strict=True):
+            np.testing.assert_array_equal(before, after)
 
 
 def test_bounds_given_as_python_numbers_are_not_rounded():
@@ -101,7 +101,7 @@ def test_per_layer_clipping():
     np.testing.assert_allclose(norm, math.sqrt(26), rtol=1e-6)
     np.testing.assert_allclose(clipped[0], [0.6, 0.8], rtol=2e-5)
     np.testing.assert_array_equal(clipped[1], np.asarray([0.6, 0.8], np.float32))
-    np.testing.assert_allclose(clip.constant_norm, math.sqrt(101))
+    np.testing.assert_allclose([clip.constant_norm, clip.norm(_round(0))], math.sqrt(101))
 
 
 def test_one_entry_for_each_tensor():
@@ -138,12 +138,8 @@ def test_norm_follows_the_round(build):
     listed = build([4.0, 2.0, 1.0])
     assert [listed.norm(_round(t)).numpy() for t in range(5)] == [4.0, 2.0, 1.0, 1.0, 1.0]
     function = build(lambda t: 8.0 / tf.cast(t + 1, tf.float32))
-    assert [function.norm(_round(t)).numpy() for t in range(4)] == [
-        8.0,
-        4.0,
-        np.float32(8 / 3),
-        2.0,
-    ]
+    found = [function.norm(_round(t)).numpy() for t in range(4)]
+    assert found == [8.0, 4.0, np.float32(8 / 3), 2.0]
 
 
 @pytest.mark.parametrize("build", [clipping.FlatClipping, clipping.PerLayerClipping])
@@ -162,9 +158,6 @@ def test_flat_clipping_scales_the_whole_update():
     scale = 1.5 / _norm(update)
     for before, after in zip(update, clipped, strict=True):
         np.testing.assert_allclose(after, scale * before, rtol=2e-5)
-    untouched, _ = clipping.FlatClipping(1e6).clip(update, _round(0))
-    for before, after in zip(update, untouched, strict=True):
-        np.testing.assert_array_equal(after, before)
 
 
 @pytest.mark.parametrize("proportions", [None, (1.0, 2.0, 2.0)])
@@ -180,15 +173,6 @@ def test_each_layer_has_its_share(proportions):
         assert np.all(norms <= clip_norm * shares * (1 + 1e-7))
         # S = √Σ S_j².
         assert _norm(clipped) == pytest.approx(clip_norm, rel=2e-5)
-
-
-def test_small_layers_stay_while_large_ones_are_clipped():
-    update = [tf.constant([0.3]), tf.constant([40.0, 0.0])]
-    clip = clipping.PerLayerClipping.from_layer_norms([0.6, 0.8])
-    assert clip.norm(_round(0)).numpy() == 1.0
-    (small, large), _ = clip.clip(update, _round(0))
-    np.testing.assert_array_equal(small, [np.float32(0.3)])
-    np.testing.assert_allclose(large, [0.8, 0.0], rtol=2e-5)
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf, [], [1.0, 0.0], [[1.0]]])
@@ -212,7 +196,3 @@ def test_refuses_unusable_proportions():
     clip = clipping.PerLayerClipping(1.0, (1.0, 1.0))
     with pytest.raises(ValueError, match="proportions has 2 entries, but an update has 3"):
         clip.clip(_update(), _round(0))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

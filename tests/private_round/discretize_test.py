@@ -1,10 +1,7 @@
 """Tests of encoding and decoding, against enumeration and exact integer arithmetic."""
 
-from __future__ import annotations
-
 import itertools
 import math
-import sys
 
 import hypothesis
 import numpy as np
@@ -285,7 +282,3 @@ def test_clients_use_no_float64():
     for node in nodes:
         for attribute in node.attr.values():
             assert attribute.type != tf.float64.as_datatype_enum, node.name
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

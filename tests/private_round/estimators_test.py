@@ -1,7 +1,6 @@
 """Sensitivities of the two estimators, by brute force over extreme cohorts."""
 
 import itertools
-import sys
 
 import numpy as np
 import pytest
@@ -78,7 +77,3 @@ def test_refuses_what_cannot_be(build):
     for weight in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="total_weight"):
             build(0.1, weight)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

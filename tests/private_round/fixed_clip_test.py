@@ -1,9 +1,5 @@
 """DP-FTRL with a fixed clip norm, without TFF, against the formula written in NumPy."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -107,7 +103,3 @@ def test_a_blt_correlates_the_draws_of_independent_noise():
 def test_what_cannot_be_used_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         _round(identity.Identity(), **arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,11 +1,6 @@
 """Gaussians: Box and Muller of Philox words, with the right tail and no atoms."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
-import pytest
 import tensorflow as tf
 from scipy import stats
 
@@ -62,7 +57,3 @@ def test_normal_is_standard():
     # Six standard errors of mean and variance; a stddev of 1.02 would be outside.
     assert abs(values.mean()) < 6 / np.sqrt(n)
     assert abs(values.var() - 1) < 6 * np.sqrt(2 / n) < 1.02**2 - 1
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

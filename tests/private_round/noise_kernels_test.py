@@ -1,9 +1,5 @@
 """Every kernel, run on a basis, is the dense linear map it stands for."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -79,11 +75,7 @@ def test_identity_is_the_draw():
 
 @pytest.mark.parametrize(
     "recipe",
-    [
-        noise_recipe.BufferedNoise((), ()),
-        noise_recipe.BufferedNoise((0.5,), (0.25,)),
-        _PRODUCTION,
-    ],
+    [noise_recipe.BufferedNoise((), ()), noise_recipe.BufferedNoise((0.5,), (0.25,)), _PRODUCTION],
     ids=["no-buffer", "one", "production"],
 )
 def test_buffered_inverts_c(recipe):
@@ -206,7 +198,3 @@ def test_bottom_up_weights_are_those_of_the_definition(num_levels):
     variance = 1 / np.cumsum(0.5 ** np.arange(num_levels))
     np.testing.assert_allclose(own**2 + left**2 @ variance, variance, rtol=1e-12)
     assert not np.any(np.triu(left))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,6 @@
 """Noise of every strategy of `mechanisms`: streamed, it is what the strategy promises."""
 
-from __future__ import annotations
-
 import gc
-import sys
 import weakref
 
 import numpy as np
@@ -197,7 +194,3 @@ def test_a_graph_is_freed_after_its_noise():
     del graph
     gc.collect()
     assert not is_alive()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

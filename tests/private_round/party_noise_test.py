@@ -1,9 +1,5 @@
 """A noise party's noise is the server's, bit for bit with a common seed, and survives the grid."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 import scipy.stats
@@ -209,7 +205,3 @@ def test_two_parties_need_more_room():
     one, two = _encoding(_BLT), _encoding(_BLT, num_parties=2)
     assert two.noise_ratio == pytest.approx(np.sqrt(2) * one.noise_ratio)
     assert two.scaled_clip_norm < one.scaled_clip_norm
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

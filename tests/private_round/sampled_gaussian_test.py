@@ -1,9 +1,5 @@
 """A weighted estimate with fresh noise, without TFF, against the formula written in NumPy."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -90,7 +86,3 @@ def test_noise_is_scaled_by_the_sensitivity_and_follows_the_clip_norm():
 def test_what_cannot_be_used_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         _round(**arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

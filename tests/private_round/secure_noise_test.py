@@ -4,10 +4,6 @@ The attack is that of Mironov 2012 and Jin et al. 2022: who knows what the sum c
 the sums, with any noise that the generator can draw, give the number that was released.
 """
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -254,7 +250,3 @@ def test_the_attack_fails_on_secure_noise(total):
     # The attack above, which looks for float32 noise, excludes neither sum nor both.
     excluded = [np.mean(~_possible(released, one, np.float64)) for one in (0.0, 0.3)]
     assert min(excluded) > 0.9
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,6 @@
 """Secure sums by themselves, against NumPy."""
 
-from __future__ import annotations
-
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -123,7 +120,3 @@ def test_bad_arguments():
         secure_sums.VectorSum(_ENCODING, 1.0, rotation_seed=-1)
     with pytest.raises(ValueError, match="dim=13"):
         _VECTOR_SUM.encode([tf.zeros([13])], tf.constant([1, 2], tf.int64))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,5 @@
 """Seeds: fresh from the system, all 128 bits used, and pinned to their definition."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -84,7 +80,3 @@ def test_given_seed_keeps_its_128_bits():
 def test_bad_seed_is_refused(seed):
     with pytest.raises(ValueError, match="deterministic_seed must be None or an integer"):
         seeds.root_seed(seed)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """A skipped round: noise and restarts move on as after a release, and nothing else does."""
 
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -116,7 +114,3 @@ def test_a_skipped_round_counts_against_the_horizon():
     state = round_.skip(round_.initial_state(_SHAPES), _SHAPES)
     with pytest.raises(tf.errors.InvalidArgumentError, match="1 rounds"):
         round_.skip(state, _SHAPES)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

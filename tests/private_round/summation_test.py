@@ -1,9 +1,6 @@
 """What one client of 10⁴ moves a sum by: proven for float64, too much in float32."""
 
-from __future__ import annotations
-
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -178,7 +175,3 @@ def test_more_clients_than_the_proof_covers_are_refused(make):
     make(identity.Identity(), clients_per_round=summation.MAX_CLIENTS, **options)
     with pytest.raises(ValueError, match=r"clients_per_round .* at most 200000, got 200001"):
         make(identity.Identity(), clients_per_round=summation.MAX_CLIENTS + 1, **options)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

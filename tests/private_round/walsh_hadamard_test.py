@@ -1,9 +1,6 @@
 """Tests of the random rotation, against SciPy's dense Hadamard matrices."""
 
-from __future__ import annotations
-
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -103,7 +100,3 @@ def test_unknown_length():
         tf.function(walsh_hadamard.walsh_hadamard).get_concrete_function(
             tf.TensorSpec([None], tf.float32)
         )
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

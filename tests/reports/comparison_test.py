@@ -1,12 +1,12 @@
 """Tests of `reports.comparison`."""
 
 import json
-import sys
 
 import pytest
 
 from tests.reports import made_up
 from tff_dpftrl import validation
+from tff_dpftrl.accounting import statement_text
 from tff_dpftrl.reports import comparison
 
 
@@ -55,7 +55,8 @@ def test_what_must_stand_beside_epsilon_stands_there(tmp_path):
 
 
 def test_other_neighbours_do_not_compare(tmp_path):
-    other = json.loads(made_up.stated().to_json()) | {"adjacency": "add or remove one"}
+    stated = json.loads(statement_text.to_json(made_up.stated()))
+    other = stated | {"adjacency": "add or remove one"}
     claim = type(made_up.stated()).from_json(json.dumps(other))
     assert "neighbouring data sets" in _compared(tmp_path, made_up.stated(), claim).warnings()[0]
 
@@ -93,7 +94,3 @@ def test_what_cannot_be_compared_is_refused_in_a_line(tmp_path):
         with pytest.raises(validation.UsageError, match=says) as caught:
             comparison.of(folders)
         assert "\n" not in str(caught.value)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

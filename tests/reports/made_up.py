@@ -3,7 +3,7 @@
 import json
 import pathlib
 
-from tff_dpftrl.accounting import facts, guarantee, statement
+from tff_dpftrl.accounting import facts, guarantee, statement, statement_text
 from tff_dpftrl.mechanisms import tree
 from tff_dpftrl.participation import observed, schema
 
@@ -44,8 +44,8 @@ def write_run(folder: pathlib.Path, claim=None, **options) -> pathlib.Path:
         "versions": {"tff_dpftrl": SCRIPT},
     }
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "privacy_statement.json").write_text(claim.to_json())
-    (folder / "privacy_statement.md").write_text(claim.to_markdown())
+    (folder / "privacy_statement.json").write_text(statement_text.to_json(claim))
+    (folder / "privacy_statement.md").write_text(statement_text.markdown(claim))
     header = "round,loss,top1,epsilon,eval_loss,eval_top1_in_vocab,clients,seconds\n"
     rows = [
         f"{i},{EXACT_LOSS},{EXACT_TOP1},{i},{5 - i},{i / 20},37,1.41421356237\n"

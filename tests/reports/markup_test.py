@@ -1,11 +1,11 @@
 """Tests of `reports.markup`."""
 
-import sys
 from xml.etree import ElementTree
 
 import pytest
 
 from tests.reports import made_up
+from tff_dpftrl.accounting import statement_text
 from tff_dpftrl.reports import markup
 
 
@@ -14,7 +14,7 @@ def _parsed(html: str) -> ElementTree.Element:
 
 
 def test_statements_become_headings_lists_tables_and_bold_text():
-    text = made_up.stated(data="users.csv").to_markdown()
+    text = statement_text.markdown(made_up.stated(data="users.csv"))
     body = _parsed(markup.of_markdown(text, level=2))
     assert [one.text for one in body.iter("h2")] == ["Privacy statement"]
     headings = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
@@ -46,7 +46,3 @@ def test_attributes_cannot_be_left():
     (region,) = _parsed(made)
     assert region.get("aria-label") == made_up.IMAGE
     assert markup.text("a\x1b[2Jb\x00") == "a�[2Jb�"
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

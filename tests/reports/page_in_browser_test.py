@@ -2,7 +2,6 @@
 
 import base64
 import re
-import sys
 
 import pytest
 
@@ -113,7 +112,3 @@ def test_it_prints_black_on_white_also_from_a_dark_screen(browser, file):
     printed = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": False})["data"]
     pages = base64.b64decode(printed).count(b"/Type /Page\n")
     assert 1 <= pages <= 8
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

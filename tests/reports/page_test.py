@@ -13,6 +13,7 @@ import pytest
 
 from tests.reports import made_up
 from tff_dpftrl.accounting import statement_sentences as sentences
+from tff_dpftrl.accounting import statement_text
 from tff_dpftrl.participation import observed
 from tff_dpftrl.reports import page, results
 
@@ -107,8 +108,7 @@ def test_equal_curves_make_equal_charts_and_others_do_not():
 
 
 @pytest.mark.parametrize(
-    "xs, ys",
-    [([1], [0.0]), ([1, 2], [2.0, 2.0]), ([1, 2], [-1.0, 1e-9]), ([1, 2], [1e300, 0.0])],
+    "xs, ys", [([1], [0.0]), ([1, 2], [2.0, 2.0]), ([1, 2], [-1.0, 1e-9]), ([1, 2], [1e300, 0.0])]
 )
 def test_any_values_are_drawn_but_those_that_are_not_finite(xs, ys):
     assert "nan" not in _chart({"a": ([0, *xs], [math.nan, *ys])})
@@ -146,7 +146,7 @@ def test_it_shows_a_recount_or_how_to_make_one(tmp_path):
     assert "Tests of the recount" not in found
     assert "Tests of the recount" in _of(folder, private=True)
     claim = made_up.stated().with_audit("audited: recount: VIOLATED", is_refuted=True)
-    (folder / "privacy_statement.json").write_text(claim.to_json())
+    (folder / "privacy_statement.json").write_text(statement_text.to_json(claim))
     assert "audited: recount: VIOLATED" in _of(folder)
 
 
@@ -182,7 +182,3 @@ def test_what_is_missing_is_said(tmp_path):
     found = _of(folder)
     assert "There is no private/" in found and "There is no metrics.csv" in found
     assert "Results that were handed on" in found
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import pathlib
 import re
-import sys
 
 import pytest
 
@@ -210,7 +209,3 @@ def test_the_reference_page_says_the_same_of_each_file(file):
         assert not said.startswith(("no", "never")) and said != "yes"
     else:
         assert re.match(rf"{file.publish}\b", said)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 
 import pytest
 
@@ -117,7 +116,3 @@ def test_what_is_no_results_folder_is_refused(tmp_path):
     for path, says in ((tmp_path, "has no results"), (tmp_path / "none", "does not exist")):
         with pytest.raises(validation.UsageError, match=says):
             results.read(path)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,12 +2,17 @@
 
 import dataclasses
 import json
-import sys
 
 import numpy as np
 import pytest
 
-from tff_dpftrl.accounting import amplified_banded, composition, facts, statement_sentences
+from tff_dpftrl.accounting import (
+    amplified_banded,
+    composition,
+    facts,
+    statement_sentences,
+    statement_text,
+)
 from tff_dpftrl.mechanisms import serialization, table
 from tff_dpftrl.participation import observed, sampling, schema
 from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, sampled_privacy, simulated_run
@@ -132,14 +137,16 @@ def test_the_statement_says_who_drew_and_how():
         assert said in drawn
     assert "between data with a user and data without" in statement.adjacency
     assert statement.parameters["num_groups"] == 3 and statement.parameters["sampling"] == "cyclic"
-    assert statement.profile and "if the sampling of cohorts was kept" in statement.to_markdown()
+    assert statement.profile
+    assert "if the sampling of cohorts was kept" in statement_text.markdown(statement)
 
 
 def test_statements_of_turns_and_of_dp_fedavg_compose_by_their_loss():
     plan, plain = _plan(), sampled_privacy.SampledPrivacy("dp-fedavg", 20, 10, 0.5, 1e-6, 1.0)
     states = [_state(plan), _state(plain.plan(100, 1000))]
     cyclic, rounds = (
-        composition.Spent.from_json("a", json.loads(state.to_json())) for state in states
+        composition.Spent.from_json("a", json.loads(statement_text.to_json(state)))
+        for state in states
     )
     turn = plan.strategy.sensitivity(schema.MinSep(20, 20, 1)).value
     assert cyclic.steps == composition.SampledSteps(
@@ -152,7 +159,7 @@ def test_statements_of_turns_and_of_dp_fedavg_compose_by_their_loss():
     assert total.delta == 1e-6
     # Bins have no steps: ε and δ are added.
     bins = _state(_plan(sampling="bins", mechanism="identity", options=table.DEFAULTS))
-    bins = composition.Spent.from_json("b", json.loads(bins.to_json()))
+    bins = composition.Spent.from_json("b", json.loads(statement_text.to_json(bins)))
     assert bins.steps is None
     assert composition.compose([bins, rounds]).delta == 2e-6
 
@@ -256,7 +263,3 @@ def test_the_budget_guard_counts_rounds():
 def test_what_cannot_be_is_refused_before_the_long_computations(changes, match):
     with pytest.raises(ValueError, match=match):
         dataclasses.replace(_CYCLIC, **changes).check(100)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 import collections
 import json
 import stat
-import sys
 
 import numpy as np
 import pytest
@@ -271,7 +270,3 @@ def test_states_of_version_0_4_go_on(strategy, num_buffers):
 def test_states_of_version_0_4_that_had_another_form_are_refused(strategy, num_buffers):
     with pytest.raises(checkpoint.CheckpointError, match=r"finish it with version 0\.4\."):
         _restored_of_0_4(strategy, num_buffers)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

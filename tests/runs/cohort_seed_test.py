@@ -1,7 +1,6 @@
 """Tests of the secret seed of sampled cohorts."""
 
 import stat
-import sys
 
 import pytest
 
@@ -23,7 +22,3 @@ def test_without_the_seed_there_is_no_going_on(tmp_path):
     (tmp_path / "cohort_seed").write_text("not a number")
     with pytest.raises(ValueError, match="cannot go on with the same cohorts"):
         cohort_seed.read(tmp_path)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import pathlib
 import stat
-import sys
 from typing import Any
 
 import numpy as np
@@ -438,7 +437,3 @@ def test_the_folder_is_for_the_owner_only(tmp_path):
     _run(tmp_path / "run", num_rounds=1)
     for path in (tmp_path / "run", *(tmp_path / "run").rglob("*")):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

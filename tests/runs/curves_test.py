@@ -1,7 +1,5 @@
 """Tests of curves.png: what is drawn, and what is said about it."""
 
-import sys
-
 import pytest
 
 from tff_dpftrl.runs import curves
@@ -68,7 +66,3 @@ def test_what_is_published_does_not_depend_on_exact_figures(tmp_path, rows, base
     curves.write(tmp_path, rows, title="title", baselines=baselines)
     assert (tmp_path / "curves.png").read_bytes() == public
     assert (tmp_path / "private" / "curves.png").read_bytes() not in (b"", public)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,12 +3,11 @@
 import dataclasses
 import json
 import math
-import sys
 
 import numpy as np
 import pytest
 
-from tff_dpftrl.accounting import facts, guarantee
+from tff_dpftrl.accounting import facts, guarantee, statement_text
 from tff_dpftrl.mechanisms import blt, dense, identity, serialization, table, tree, workload
 from tff_dpftrl.participation import cohorts, observed, schema
 from tff_dpftrl.runs import dp_ftrl_privacy, simulated_run
@@ -268,9 +267,9 @@ def test_what_the_population_cannot_keep_is_refused_at_once(num_clients, changes
 def test_what_nobody_should_quote_epsilon_without_stands_under_the_headline():
     statement = _state(_plan(), _SEEN, headline_caveats=("Not the vocabulary.",))
     assert statement.headline_caveats[-1] == "Not the vocabulary."
-    headline = statement.to_markdown().partition("## Guarantee")[2].partition("## ")[0]
+    headline = statement_text.markdown(statement).partition("## Guarantee")[2].partition("## ")[0]
     assert "**Not the vocabulary.**" in headline
-    assert "sentences in bold below belong to it" in statement.plain_sentences()[2]
+    assert "sentences in bold below belong to it" in statement_text.plain(statement)[2]
 
 
 def test_a_workload_decides_the_strategy_of_a_new_run_and_nothing_else(monkeypatch):
@@ -303,7 +302,3 @@ def test_a_workload_decides_the_strategy_of_a_new_run_and_nothing_else(monkeypat
     for resumed in (asked, other):
         kept = resumed.resumed(40, 1000, json.loads(json.dumps(plan.derived())))
         assert kept.strategy == plan.strategy and kept.epsilon_after(12) == plan.epsilon_after(12)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,6 @@
 """What the manifest of a run records of the runs that its weights come from."""
 
 import json
-import sys
 
 import pytest
 
@@ -108,7 +107,3 @@ def test_a_copy_with_a_statement_only_has_what_all_runs_have_spent(tmp_path, tot
     assert (spent.epsilon, spent.delta) == (total or (None, None))
     assert spent.rho_zcdp is None and "copy" in spent.name
     assert earlier_runs.statement_of(copy).epsilon == 1.0  # Of that run alone.
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

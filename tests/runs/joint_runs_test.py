@@ -1,7 +1,6 @@
 """Tests of tff_dpftrl.runs.joint_runs."""
 
 import json
-import sys
 
 import pytest
 
@@ -54,7 +53,3 @@ def test_only_the_private_part_and_the_winner_of_a_choice_belong_to_it(tmp_path)
         assert joint_runs.choice_of(out / name) == out
     for name in ("other", "cells/a", "winner/deeper/still/more"):
         assert joint_runs.choice_of(out / name) is None
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 import json
 import os
 import stat
-import sys
 
 import pytest
 
@@ -244,7 +243,3 @@ def test_a_folder_is_free_or_refused(output, tmp_path):
         (tmp_path / "other" / name).unlink()
     with pytest.raises(ValueError, match="There is no run in"):
         manifest.read(tmp_path / "new")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

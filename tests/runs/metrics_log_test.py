@@ -2,7 +2,6 @@
 
 import os
 import stat
-import sys
 
 import pytest
 
@@ -103,7 +102,3 @@ def test_the_table_of_an_earlier_version_is_read_and_then_taken_apart(tmp_path):
     assert not metrics_log.is_of_earlier_version(tmp_path)
     assert (tmp_path / "metrics.csv").read_text() == "round,eval_loss\n1,\n2,\n3,\n"
     assert [row["loss"] for row in metrics_log.read_rows(tmp_path, 3)] == [0.5, 0.25, 0.125]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

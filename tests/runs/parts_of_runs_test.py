@@ -3,12 +3,18 @@
 import dataclasses
 import json
 import math
-import sys
 import types
 
 import pytest
 
-from tff_dpftrl.accounting import budget_shares, composition, facts, parts, privacy_statement
+from tff_dpftrl.accounting import (
+    budget_shares,
+    composition,
+    facts,
+    parts,
+    privacy_statement,
+    statement_text,
+)
 from tff_dpftrl.auditing.recount import arithmetic
 from tff_dpftrl.auditing.recount import terms as terms_lib
 from tff_dpftrl.finetuning import example_sampling, run_privacy
@@ -87,10 +93,10 @@ def test_the_statement_has_all_parts_and_the_whole(plan, statement):
     ]
     alone = [row.epsilon_alone for row in statement.parts]
     assert max(alone) < statement.epsilon < sum(alone)
-    text = statement.to_markdown()
+    text = statement_text.markdown(statement)
     assert "| training metrics | " in text and "| the whole run | 3 |" in text
     assert "Released with noise, too: vocabulary, training" in text
-    again = privacy_statement.PrivacyStatement.from_json(statement.to_json())
+    again = privacy_statement.PrivacyStatement.from_json(statement_text.to_json(statement))
     assert again == statement
     # Every point of the profile has the δ of the vocabulary, and the last one comes to ε.
     assert all(_WORDS.delta < delta < 1.0 for _, delta in statement.profile)
@@ -100,7 +106,7 @@ def test_the_statement_has_all_parts_and_the_whole(plan, statement):
 
 
 def test_losses_of_runs_with_parts_are_composed(kind, statement):
-    spent = composition.Spent.from_json("a", json.loads(statement.to_json()))
+    spent = composition.Spent.from_json("a", json.loads(statement_text.to_json(statement)))
     assert (spent.rho_zcdp is None, spent.steps is None) == (kind != "dp-ftrl", kind == "dp-ftrl")
     assert composition.Spent(**json.loads(json.dumps(spent.to_json()))) == spent
     once, total = composition.compose([spent]), composition.compose([spent, spent])
@@ -111,7 +117,7 @@ def test_losses_of_runs_with_parts_are_composed(kind, statement):
 
 
 def test_a_table_that_does_not_come_to_epsilon_is_added_up(statement):
-    stated = json.loads(statement.to_json())
+    stated = json.loads(statement_text.to_json(statement))
     stated["parts"][1]["rho_zcdp"] *= 4.0
     spent = composition.Spent.from_json("a", stated)
     assert spent.steps is spent.rho_zcdp is None and not spent.others
@@ -138,8 +144,8 @@ def test_a_recount_comes_to_the_same(kind, plan, statement):
 
 def test_without_parts_a_statement_has_no_table():
     statement = _state(_plan("dp-ftrl", ()))
-    assert statement.parts == () and "parts" not in json.loads(statement.to_json())
-    assert "## Parts" not in statement.to_markdown()
+    assert statement.parts == () and "parts" not in json.loads(statement_text.to_json(statement))
+    assert "## Parts" not in statement_text.markdown(statement)
 
 
 def test_gaussian_parts_are_one_mechanism_with_the_weights():
@@ -227,7 +233,3 @@ def test_bins_add_epsilon_of_other_parts():
     assert 0.999 * _TARGET < plan.epsilon_after(12) <= _TARGET
     statement = _state(plan)
     assert statement.parts[1].name == parts.VOCABULARY and not statement.profile
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -256,7 +255,3 @@ def test_the_statement_says_what_stays_private():
     plan = _planned(_in_turns(noise_multiplier=2.0), target_epsilon=1.5)
     assert privacy.not_covered("exact", plan.others) == privacy.EXACT_BESIDE_RELEASED
     assert privacy.not_covered("exact", ()) == "exact"
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

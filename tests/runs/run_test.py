@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import secrets
-import sys
 
 import numpy as np
 import pytest
@@ -618,7 +617,3 @@ def test_secrets_of_another_run_that_a_link_leads_to_are_kept(tmp_path):
     with pytest.raises(ValueError, match="is a link"):
         run_lib.train(tmp_path / "new", None, lambda: made, lambda known: made, lambda line: None)
     assert (tmp_path / "other" / "private" / "ledger.sqlite").read_bytes() == kept
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

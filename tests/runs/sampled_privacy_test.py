@@ -3,11 +3,10 @@
 import dataclasses
 import json
 import math
-import sys
 
 import pytest
 
-from tff_dpftrl.accounting import dp_fedavg, facts
+from tff_dpftrl.accounting import dp_fedavg, facts, statement_text
 from tff_dpftrl.participation import cohorts, observed, schema
 from tff_dpftrl.runs import sampled_privacy
 
@@ -39,7 +38,7 @@ def test_no_schema_is_promised_but_the_number_of_rounds():
 
 
 def test_a_statement_rounds_the_probability_up_wherever_it_stands():
-    text = _state(_plan(300)).to_markdown()
+    text = statement_text.markdown(_state(_plan(300)))
     assert "cohort with probability 0.0333334, independently" in text  # 1 / 30.
     assert "- sampling_probability: 0.0333334\n" in text
     assert "to keep secret who is drawn for which round" in text
@@ -138,10 +137,6 @@ def test_a_cohort_larger_than_the_population_is_refused_at_once():
 def test_what_nobody_should_quote_epsilon_without_stands_under_the_headline():
     statement = _state(_plan(), _SEEN, headline_caveats=("Not the vocabulary.",))
     assert statement.headline_caveats[-1] == "Not the vocabulary."
-    headline = statement.to_markdown().partition("## Guarantee")[2].partition("## ")[0]
+    headline = statement_text.markdown(statement).partition("## Guarantee")[2].partition("## ")[0]
     assert "**Not the vocabulary.**" in headline
-    assert "sentences in bold below belong to it" in statement.plain_sentences()[2]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))
+    assert "sentences in bold below belong to it" in statement_text.plain(statement)[2]

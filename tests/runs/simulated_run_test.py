@@ -2,11 +2,10 @@
 
 import dataclasses
 import json
-import sys
 
 import pytest
 
-from tff_dpftrl.accounting import dp_fedavg, facts, guarantee
+from tff_dpftrl.accounting import dp_fedavg, facts, guarantee, statement_text
 from tff_dpftrl.mechanisms import tree
 from tff_dpftrl.participation import observed, schema
 from tff_dpftrl.runs import dp_ftrl_privacy, sampled_privacy, simulated_run
@@ -57,7 +56,7 @@ def test_noise_is_scaled_with_the_cohort_and_each_epsilon_is_of_its_own_run():
     assert statement.parameters["simulated_noise_multiplier"] == 6.0
     caveat = statement.headline_caveats[0]
     assert "100 users a round out of 2000, each at most 2 times, 20 rounds apart" in caveat
-    assert "only the ε above" in caveat and caveat in statement.to_markdown()
+    assert "only the ε above" in caveat and caveat in statement_text.markdown(statement)
 
 
 def test_the_mechanism_is_made_for_the_run_that_is_simulated():
@@ -115,7 +114,7 @@ def test_a_promise_has_no_more_noise_and_no_smaller_delta_than_the_run():
 def test_without_noise_neither_run_has_a_guarantee(privacy):
     plan = dataclasses.replace(privacy, noise_multiplier=0.0).plan(60, 1000)
     assert plan.simulated.promise().endswith("would have no privacy guarantee")
-    written = json.loads(_statement(plan).to_json())  # JSON has no infinity.
+    written = json.loads(statement_text.to_json(_statement(plan)))  # JSON has no infinity.
     assert written["epsilon"] is None and written["parameters"]["simulated_epsilon"] is None
 
 
@@ -142,7 +141,3 @@ def test_refusals():
             refuse(60)
     with pytest.raises(ValueError, match="exceeds the 4 training users"):
         _DP_FTRL.check(4)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

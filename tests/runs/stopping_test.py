@@ -1,7 +1,6 @@
 """Tests of when a run ends, and what is said then."""
 
 import dataclasses
-import sys
 
 import pytest
 
@@ -61,7 +60,3 @@ def test_a_budget_that_pays_for_one_round_and_no_more_is_taken():
     plan = dataclasses.replace(_ASKED, min_sep=1).plan(40, 100)
     assert plan.epsilon_after(2) > plan.epsilon_after(1)
     stopping.Schedule("round", 10, max_epsilon=plan.epsilon_after(1)).check_budget(plan)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

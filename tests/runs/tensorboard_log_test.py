@@ -2,7 +2,6 @@
 
 import os
 import stat
-import sys
 
 import pytest
 import tensorflow as tf
@@ -57,7 +56,3 @@ def test_a_disk_that_is_full_or_read_only_is_one_line(disk):
         with pytest.raises(OSError) as caught:
             write()
         assert str(caught.value) == f"{place} cannot be written: No space left on device."
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -19,7 +19,3 @@ def test_a_process_leaves_no_core_file():
     # In a process of its own: the mark would stay with the tests.
     done = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True)
     assert (done.stdout.strip(), done.stderr) == ("0", "")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import re
-import sys
 
 import pytest
 
@@ -209,7 +208,3 @@ def test_a_task_is_whole_or_not_there_on_a_disk_that_fills_up(disk):
             write(folder)
         assert content(folder) == content(disk.folder)
     assert failures >= 5
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import sys
 
 import hypothesis
 import numpy as np
@@ -207,7 +206,3 @@ def test_buckets_below_a_stride_hold_smaller_ones_only(edges, stride, count):
         strides, _ = buckets.encode(told, 2)
         is_below = bool(strides[1 : 1 + count].any())
         assert not is_below or told < stride
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

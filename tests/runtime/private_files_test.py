@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 
 import pytest
 
@@ -61,7 +60,3 @@ def test_a_secret_that_others_can_use_is_refused_with_the_remedy(tmp_path, mode)
 def test_a_secret_that_is_missing_is_named(tmp_path):
     with pytest.raises(ValueError, match=f"no private key at {tmp_path / 'nowhere'}"):
         private_files.read(tmp_path / "nowhere")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

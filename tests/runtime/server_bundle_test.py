@@ -1,7 +1,6 @@
 """Tests of tff_dpftrl.runtime.server_bundle."""
 
 import json
-import sys
 
 import pytest
 
@@ -48,7 +47,3 @@ def test_other_files_are_refused(made, tmp_path, changed):
         server_bundle.read(path)
     with pytest.raises(ValueError, match="none.json cannot be read: No such file"):
         server_bundle.read(tmp_path / "none.json")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

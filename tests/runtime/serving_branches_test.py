@@ -16,7 +16,6 @@ import pathlib
 import random
 import secrets
 import shutil
-import sys
 import threading
 import time
 
@@ -390,7 +389,3 @@ def test_what_was_visible_stays_when_a_server_is_killed_at_any_durable_event(mai
     server, disk = main
     for index in range(len(disk.copies)):
         _check_visible(server, disk, index)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import sys
 import time
 import urllib.request
 
@@ -367,7 +366,3 @@ def test_a_server_folder_is_made_once(tmp_path):
             folder.address()
     for path in (folder.private_key, folder.issuer):
         assert path.stat().st_mode & 0o077 == 0
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-import sys
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -71,7 +70,3 @@ def test_keys_of_another_kind_or_place_are_refused(tmp_path):
     path.write_bytes(public.public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo))
     with pytest.raises(ValueError, match="no Ed25519 public key"):
         signing_keys.load_public(path)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,6 +1,5 @@
 import datetime
 import stat
-import sys
 
 import pytest
 from cryptography import x509
@@ -86,7 +85,3 @@ def test_a_certificate_whose_time_is_over_is_refused(tmp_path, monkeypatch, pair
     monkeypatch.setattr(tls.datetime, "datetime", Later)
     with pytest.raises(ValueError, match="Renew it"):
         tls.load(*pair)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

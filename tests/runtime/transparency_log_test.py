@@ -257,7 +257,3 @@ def test_a_size_is_a_number_of_entries(folder, size):
     note = logs.Checkpoint(_NAME, size, bytes(32)).sign(_KEY)
     with pytest.raises(logs.LogRefusedError, match="no checkpoint"):
         logs.Checkpoint.verified(note, _KEY.public_key(), "it")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from tff_dpftrl.secure_sums import bitmaps
@@ -21,7 +19,3 @@ def test_bitmaps():
     for content in (b"", b"\x08", b"\0\0"):
         with pytest.raises(ValueError, match="not one of 3 devices"):
             bitmaps.read(content, 3)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import types
 
 import numpy as np
@@ -55,10 +54,7 @@ class _Conversation:
             for i in range(num_devices)
         }
         self.server = group.Group(
-            self.demanded,
-            self.session,
-            threshold_fraction=fraction,
-            num_neighbours=num_neighbours,
+            self.demanded, self.session, threshold_fraction=fraction, num_neighbours=num_neighbours
         )
         self.messages = {}
         self.gone = gone or {}
@@ -95,28 +91,71 @@ def _tamper_keys(conversation, change):
         other.keys.CopyFrom(change(name, other.keys))
 
 
-# The directory.
+def _after(i, directory, steps=1):
+    """The keys of the device that follows the i-th by as many steps."""
+    return directory.members[(i + steps) % _N].keys
+
+
+def _own_entry_missing_or_under_another_index(i, directory):
+    if i % 2:
+        del directory.members[i]
+    else:
+        directory.index = (i + 1) % _N
+
+
+def _weak_key(weak):
+    return refusals.WeakKeyError, lambda i, d: setattr(_after(i, d), "encryption_key", weak)
+
+
+def _own_key(field):
+    change = lambda i, d: setattr(d.members[i].keys, field, keys.KeyPair().public)  # noqa: E731
+    return refusals.OwnKeysReplacedError, change
 
 
 @_BOTH
-@pytest.mark.parametrize("field", ["encryption_key", "mask_key"])
-def test_own_keys_replaced(model, field):
-    conversation = _Conversation(model, group.Phase.SHARING)
-    for message in conversation.messages.values():
-        member = message.directory.members[message.directory.index]
-        member.keys.CopyFrom(_replaced(member.keys, **{field: keys.KeyPair().public}))
-    conversation.all_refuse(refusals.OwnKeysReplacedError)
-
-
-@_BOTH
-def test_own_entry_missing_or_under_another_index(model):
+@pytest.mark.parametrize(
+    ("error", "change"),
+    [
+        _own_key("encryption_key"),
+        _own_key("mask_key"),
+        (refusals.OwnKeysReplacedError, _own_entry_missing_or_under_another_index),
+        (
+            refusals.EqualKeysError,
+            lambda i, d: setattr(_after(i, d), "mask_key", _after(i, d, 2).encryption_key),
+        ),
+        *map(_weak_key, (bytes(32), b"\1" + bytes(31), bytes(31), b"", b"\xff" * 32)),
+        (refusals.MalformedMessageError, lambda i, d: setattr(d, "threshold", _N + 1)),
+        (refusals.TooFewNeighboursError, lambda i, d: d.members.pop((i + 1) % _N)),
+        (refusals.MalformedMessageError, lambda i, d: d.members.add().CopyFrom(d.members[0])),
+        (refusals.MalformedMessageError, lambda i, d: setattr(d.members[-1], "index", _N)),
+        (refusals.MalformedMessageError, lambda i, d: d.members.reverse()),
+    ],
+)
+def test_directories_that_a_server_changed(model, error, change):
     conversation = _Conversation(model, group.Phase.SHARING)
     for name, message in conversation.messages.items():
-        if name % 2:
-            del message.directory.members[name]
-        else:
-            message.directory.index = (name + 1) % _N
-    conversation.all_refuse(refusals.OwnKeysReplacedError)
+        change(name, message.directory)
+    conversation.all_refuse(error)
+
+
+@pytest.mark.parametrize(("model", "least"), [(_HONEST, 4), (_ACTIVE, 5)])
+def test_low_threshold(model, least):
+    conversation = _Conversation(model, group.Phase.SHARING)
+    for message in conversation.messages.values():
+        assert message.directory.threshold == least
+        message.directory.threshold -= 1
+    conversation.all_refuse(refusals.LowThresholdError)
+
+
+def test_keys_exchanged_between_devices_in_the_active_model():
+    conversation = _Conversation(_ACTIVE, group.Phase.SHARING)
+    for name, message in conversation.messages.items():
+        a, b = (_after(name, message.directory, steps) for steps in (1, 2))
+        a.mask_key, b.mask_key = b.mask_key, a.mask_key
+    conversation.all_refuse(refusals.ForgedKeysError)
+
+
+# The directory.
 
 
 @_BOTH
@@ -144,15 +183,6 @@ def test_swapped_keys_in_the_active_model(field):
     new = {"identity_key": keys.IdentityKey().public, "signature": bytes(64)}
     swapped = new.get(field) or keys.KeyPair().public
     _tamper_keys(conversation, lambda _, sent: _replaced(sent, **{field: swapped}))
-    conversation.all_refuse(refusals.ForgedKeysError)
-
-
-def test_keys_exchanged_between_devices_in_the_active_model():
-    conversation = _Conversation(_ACTIVE, group.Phase.SHARING)
-    for name, message in conversation.messages.items():
-        members = message.directory.members
-        a, b = (members[(name + i) % _N].keys for i in (1, 2))
-        a.mask_key, b.mask_key = b.mask_key, a.mask_key
     conversation.all_refuse(refusals.ForgedKeysError)
 
 
@@ -198,41 +228,6 @@ def test_equal_identities():
 
 
 @_BOTH
-def test_equal_keys(model):
-    conversation = _Conversation(model, group.Phase.SHARING)
-    for name, message in conversation.messages.items():
-        members = message.directory.members
-        members[(name + 1) % _N].keys.mask_key = members[(name + 2) % _N].keys.encryption_key
-    conversation.all_refuse(refusals.EqualKeysError)
-
-
-@_BOTH
-@pytest.mark.parametrize("weak", [bytes(32), b"\1" + bytes(31), bytes(31), b"", b"\xff" * 32])
-def test_weak_keys(model, weak):
-    conversation = _Conversation(model, group.Phase.SHARING)
-    _tamper_keys(conversation, lambda _, sent: _replaced(sent, encryption_key=weak))
-    conversation.all_refuse(refusals.WeakKeyError)
-
-
-@_BOTH
-def test_low_threshold(model):
-    conversation = _Conversation(model, group.Phase.SHARING)
-    least = {_HONEST: 4, _ACTIVE: 5}[model]
-    for message in conversation.messages.values():
-        assert message.directory.threshold == least
-        message.directory.threshold -= 1
-    conversation.all_refuse(refusals.LowThresholdError)
-
-
-@_BOTH
-def test_threshold_that_nobody_reaches(model):
-    conversation = _Conversation(model, group.Phase.SHARING)
-    for message in conversation.messages.values():
-        message.directory.threshold = _N + 1
-    conversation.all_refuse(refusals.MalformedMessageError)
-
-
-@_BOTH
 def test_small_group(model):
     conversation = _Conversation(model, group.Phase.SHARING, num_devices=3)
     for message in conversation.messages.values():
@@ -260,43 +255,18 @@ def test_group_too_large_to_work_through(model, monkeypatch):
     conversation.all_refuse(refusals.TooManyDevicesError)
 
 
-@_BOTH
-def test_fewer_neighbours_than_demanded(model):
-    conversation = _Conversation(model, group.Phase.SHARING)
-    for name, message in conversation.messages.items():
-        del message.directory.members[(name + 1) % _N]
-    conversation.all_refuse(refusals.TooFewNeighboursError)
-
-
-def test_directory_out_of_order_or_range():
-    for change in (
-        lambda members: members.add().CopyFrom(members[0]),
-        lambda members: setattr(members[-1], "index", _N),
-        lambda members: members.reverse(),
-    ):
-        conversation = _Conversation(_HONEST, group.Phase.SHARING)
-        for message in conversation.messages.values():
-            change(message.directory.members)
-        conversation.all_refuse(refusals.MalformedMessageError)
-
-
 # The shares on their way.
 
 
-@_BOTH
-def test_too_few_senders_of_shares(model):
-    conversation = _Conversation(model, group.Phase.MASKING)
-    least = {_HONEST: 4, _ACTIVE: 5}[model]
+@pytest.mark.parametrize(
+    ("model", "least", "kept"),
+    [(_HONEST, 3, 2), (_ACTIVE, 3, 3), (_HONEST, _N, 5), (_ACTIVE, _N, 5)],
+)
+def test_too_few_senders_of_shares(model, least, kept):
+    """With the device itself, fewer than the threshold, or than the devices demanded."""
+    conversation = _Conversation(model, group.Phase.MASKING, least_devices=least)
     for message in conversation.messages.values():
-        del message.received_shares.ciphertexts[least - 2 :]
-    conversation.all_refuse(refusals.TooFewDevicesError)
-
-
-@_BOTH
-def test_fewer_senders_than_devices_demanded(model):
-    conversation = _Conversation(model, group.Phase.MASKING, least_devices=_N)
-    for message in conversation.messages.values():
-        del message.received_shares.ciphertexts[0]
+        del message.received_shares.ciphertexts[kept:]
     conversation.all_refuse(refusals.TooFewDevicesError)
 
 
@@ -759,7 +729,3 @@ def test_masks_of_devices_that_were_told_different_things_do_not_cancel(other):
     except group.GroupLostError:  # The seed of the other is not the one that it committed to.
         total = None
     assert (total == [6] * 6) == (other == b"model")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

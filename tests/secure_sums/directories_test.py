@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from tff_dpftrl.secure_sums import (
@@ -67,7 +65,3 @@ def test_one_s_own_identity_needs_no_proof_and_others_do():
     assert asked == [bytes([0]), bytes([2])]
     with pytest.raises(refusals.UnprovenIdentityError, match="device 2 is not proven"):
         directories.check_identities(members, 1, session, lambda _, proof: proof != bytes([2]))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

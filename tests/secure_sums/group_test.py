@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import hypothesis
 import numpy as np
@@ -11,14 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.secure_sums import conversations
-from tff_dpftrl.secure_sums import (
-    group,
-    keys,
-    parameters,
-    secret_sharing,
-    secure_sum_pb2,
-    vectors,
-)
+from tff_dpftrl.secure_sums import group, keys, parameters, secret_sharing, secure_sum_pb2, vectors
 
 _HONEST, _ACTIVE = conversations.HONEST, conversations.ACTIVE
 _BOTH = pytest.mark.parametrize("model", [_HONEST, _ACTIVE])
@@ -174,6 +166,11 @@ class _Run:
             return {name: device.advertise() for name, device in self.devices.items()}
         return {name: self.devices[name].answer(m) for name, m in self.messages.items()}
 
+    def receive(self, answers, but=None):
+        for name, answer in answers.items():
+            if name != but:
+                self.server.receive(name, answer)
+
     def finish(self):
         while self.server.phase is not group.Phase.DONE:
             self.step()
@@ -219,9 +216,7 @@ def test_malformed_message_costs_its_sender_alone(model, what):
         identity = run.devices[bad]._identity_key
         content = answers[bad].key_advertisement
         content.signature = identity.sign_advertisement(conversations.bound(run.session), content)
-    for name, answer in answers.items():
-        if name != bad:
-            run.server.receive(name, answer)
+    run.receive(answers, but=bad)
     with pytest.raises(group.MessageRefusedError) as refused:
         run.server.receive(bad, answers[bad])
     assert refused.value.args[0]
@@ -318,9 +313,7 @@ def test_signature_over_other_survivors_costs_its_sender_alone():
     answers = run.answers()
     bad = run.names[3]
     answers[bad].survivors_signature.signature = bytes(64)
-    for name in run.names:
-        if name != bad:
-            run.server.receive(name, answers[name])
+    run.receive(answers, but=bad)
     with pytest.raises(group.MessageRefusedError, match="not over these keys and survivors"):
         run.server.receive(bad, answers[bad])
     run.messages = run.server.advance()
@@ -355,8 +348,7 @@ def test_who_may_answer():
 
 def test_device_that_goes_after_sharing_is_as_if_it_had_not():
     run = _Run(_HONEST, group.Phase.SHARING)
-    for name, answer in run.answers().items():
-        run.server.receive(name, answer)
+    run.receive(run.answers())
     run.server.drop(run.names[6])
     messages = run.server.advance()
     assert run.names[6] not in messages
@@ -413,13 +405,11 @@ def _spoil(answers, names, which="of_self_masks"):
 @pytest.mark.parametrize("which", ["of_self_masks", "of_mask_keys"])
 @pytest.mark.parametrize("num_wrong", [1, 2])
 def test_wrong_shares_are_corrected(which, num_wrong):
-    run = _Run(
-        _HONEST, group.Phase.REVEALING, num_devices=9, gone={group.Phase.MASKING: {2}}
-    )  # Of 8 shares 5 are needed: one wrong one can be corrected.
+    # Of 8 shares 5 are needed: one wrong one can be corrected.
+    run = _Run(_HONEST, group.Phase.REVEALING, num_devices=9, gone={group.Phase.MASKING: {2}})
     answers = run.answers()
     _spoil(answers, run.names[:num_wrong], which)
-    for name, answer in answers.items():
-        run.server.receive(name, answer)
+    run.receive(answers)
     if num_wrong == 1:
         run.server.advance()
         _assert_sum(run.server, run.inputs)
@@ -436,16 +426,14 @@ def test_missing_shares_and_numbers_that_are_no_shares():
         revealed = answers[name].revealed_shares
         revealed.of_self_masks[0].share = b"\xff" * secret_sharing.SHARE_BYTES
         del revealed.of_self_masks[1]
-    for name, answer in answers.items():
-        run.server.receive(name, answer)
+    run.receive(answers)
     run.server.advance()
     _assert_sum(run.server, run.inputs)
     run = _Run(_HONEST, group.Phase.REVEALING)
     answers = run.answers()
     for name in run.names[:4]:
         del answers[name].revealed_shares.of_self_masks[2:]
-    for name, answer in answers.items():
-        run.server.receive(name, answer)
+    run.receive(answers)
     with pytest.raises(group.GroupLostError, match="'device 4' .*too few shares among the 3"):
         run.server.advance()
 
@@ -454,26 +442,23 @@ def test_device_that_deals_wrong_shares_gives_no_wrong_sum():
     run = _Run(_HONEST, group.Phase.SHARING)
     answers = run.answers()
     answers[run.names[1]].shares.self_mask_commitment = bytes(32)
-    for name, answer in answers.items():
-        run.server.receive(name, answer)
+    run.receive(answers)
     run.messages = run.server.advance()
     with pytest.raises(group.GroupLostError, match="'device 1' cannot be recovered: too many"):
         run.finish()
 
 
-def test_who_sent_a_wrong_share_is_asked_last():
+def test_who_sent_a_wrong_share_is_asked_last(monkeypatch):
     run = _Run(_HONEST, group.Phase.REVEALING, num_devices=9)
     answers = run.answers()
     _spoil(answers, run.names[:2])
     corrections = []
     correct = secret_sharing.correct
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            secret_sharing, "correct", lambda *args: corrections.append(1) or correct(*args)
-        )
-        for name, answer in answers.items():
-            run.server.receive(name, answer)
-        run.server.advance()
+    monkeypatch.setattr(
+        secret_sharing, "correct", lambda *args: corrections.append(1) or correct(*args)
+    )
+    run.receive(answers)
+    run.server.advance()
     _assert_sum(run.server, run.inputs)
     assert len(corrections) == 1
 
@@ -581,7 +566,3 @@ def test_thresholds_keep_to_what_devices_demand_whatever_the_fraction():
         for fraction, expected in ((None, least), (0.1, least), (0.8, 6), (0.99, 7)):
             run = _Run(model, group.Phase.SHARING, threshold_fraction=fraction)
             assert run.messages[run.names[0]].directory.threshold == expected
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

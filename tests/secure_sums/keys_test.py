@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import x25519
@@ -150,7 +149,3 @@ def test_signed_survivors():
         keys.directory_digest(2, 2, directory[:1]),
     ):
         assert not is_signed(digest=changed)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import hypothesis
 import numpy as np
 import pytest
@@ -128,7 +126,3 @@ def test_wiping_overwrites_sum_and_last_mask():
     assert not any(entries.any() for entries in total.value())
     assert not total._wrapping._words.any()
     assert not total._others[1]._words.any()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import hypothesis
 import numpy as np
 import pytest
@@ -150,7 +148,3 @@ def test_noise_parties_and_their_groups_answer_or_refuse(model, part, edits):
         assert drawn == ([1] if part == "masked_vector" else [])
     else:
         assert drawn == [1]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

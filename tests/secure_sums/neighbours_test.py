@@ -3,7 +3,6 @@
 import collections
 import itertools
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -250,7 +249,3 @@ def test_fractions_are_not_rounded_down_by_binary_fractions():
 def test_impossible_wishes_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

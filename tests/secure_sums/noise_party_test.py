@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ed25519, x25519
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tests.secure_sums import conversations
 from tff_dpftrl import validation
@@ -77,6 +76,9 @@ class _Conversation:
             **arguments | changes,
         )
 
+    def noise_session(self):
+        return self.demanded.noise_session(parameters.bound_session(self.session, _CONTEXT))
+
     def step(self, gone=()):
         self.messages = conversations.step(self.server, self.devices, self.messages, gone=gone)
 
@@ -116,35 +118,13 @@ def test_without_noise_parties_nothing_is_asked_for():
 # What a device refuses.
 
 
-def _drop_party(noise_keys, conversation):
-    del conversation
-    del noise_keys[1:]
-
-
-def _put_one_twice(noise_keys, conversation):
-    del conversation
-    noise_keys[1].CopyFrom(noise_keys[0])
-
-
-def _add_one_again(noise_keys, conversation):
-    del conversation
-    noise_keys.add().CopyFrom(noise_keys[0])
-
-
 def _add_unpromised(noise_keys, conversation):
     conversation.demanded = dataclasses.replace(conversation.demanded, noise_parties=_PUBLIC)
     noise_keys.add().CopyFrom(conversation.party(2).advertise().noise_party_keys)
 
 
-def _replace_key(noise_keys, conversation):
-    del conversation
-    noise_keys[0].mask_key = x25519.X25519PrivateKey.generate().public_key().public_bytes_raw()
-
-
 def _sign_by_server(noise_keys, conversation):
-    session = conversation.demanded.noise_session(
-        parameters.bound_session(conversation.session, _CONTEXT)
-    )
+    session = conversation.noise_session()
     forged = keys.sign_noise_party(_SIGNING[2], session, keys.KeyPair().public)
     noise_keys[0].mask_key, noise_keys[0].signature = forged.mask_key, forged.signature
 
@@ -159,25 +139,21 @@ def _replay(**changes):
     return edit
 
 
-def _weak(noise_keys, conversation):
-    del conversation
-    noise_keys[0].mask_key = bytes(32)
-
-
 def _key_of_a_device(noise_keys, conversation):
-    session = conversation.demanded.noise_session(
-        parameters.bound_session(conversation.session, _CONTEXT)
-    )
+    session = conversation.noise_session()
     key = conversation.messages[0].directory.members[0].keys.encryption_key
     noise_keys[0].CopyFrom(keys.sign_noise_party(_SIGNING[0], session, key))
 
 
 _ATTACKS = [
-    (_drop_party, refusals.NoisePartyMissingError),
-    (_put_one_twice, refusals.NoisePartyMissingError),
-    (_add_one_again, refusals.UnknownNoisePartyError),
+    (lambda sent, _: sent.pop(), refusals.NoisePartyMissingError),
+    (lambda sent, _: sent[1].CopyFrom(sent[0]), refusals.NoisePartyMissingError),
+    (lambda sent, _: sent.add().CopyFrom(sent[0]), refusals.UnknownNoisePartyError),
     (_add_unpromised, refusals.UnknownNoisePartyError),
-    (_replace_key, refusals.ForgedNoisePartyError),
+    (
+        lambda sent, _: setattr(sent[0], "mask_key", keys.KeyPair().public),
+        refusals.ForgedNoisePartyError,
+    ),
     (_sign_by_server, refusals.ForgedNoisePartyError),
     (_replay(session=bytes(32)), refusals.ForgedNoisePartyError),
     (_replay(context=b"round 3, row 4 of the noise"), refusals.ForgedNoisePartyError),
@@ -187,7 +163,7 @@ _ATTACKS = [
     ),
     (_replay(demanded={"least_devices": 2}), refusals.ForgedNoisePartyError),
     (_replay(demanded={"noise_parties": tuple(_PUBLIC)}), refusals.ForgedNoisePartyError),
-    (_weak, refusals.WeakKeyError),
+    (lambda sent, _: setattr(sent[0], "mask_key", bytes(32)), refusals.WeakKeyError),
     (_key_of_a_device, refusals.EqualKeysError),
 ]
 
@@ -249,35 +225,22 @@ def test_devices_that_were_shown_different_parties_do_not_sign_for_each_other():
 # What the party refuses: it draws no noise then, and answers nothing more.
 
 
-def _too_few(request, conversation):
-    del conversation
+def _too_few(request, _):
     del request.devices[2:]
 
 
-def _too_many(request, conversation):
-    del conversation
+def _too_many(request, _):
     for index in range(_N, 25):
         request.devices.add(index=index, encryption_key=keys.KeyPair().public)
 
 
-def _one_index_twice(request, conversation):
-    del conversation
-    request.devices[1].index = 0
+def _second_key(make):
+    """Gives the second device of a request the key that `make` returns."""
 
+    def edit(request, conversation):
+        request.devices[1].encryption_key = make(request, conversation)
 
-def _one_key_twice(request, conversation):
-    del conversation
-    request.devices[1].encryption_key = request.devices[0].encryption_key
-
-
-def _key_of_the_party(request, conversation):
-    own = conversation.devices["party 0"]._mask_keys.public
-    request.devices[1].encryption_key = own
-
-
-def _weak_key(request, conversation):
-    del conversation
-    request.devices[1].encryption_key = bytes(32)
+    return edit
 
 
 @pytest.mark.parametrize(
@@ -285,10 +248,13 @@ def _weak_key(request, conversation):
     [
         (_too_few, refusals.TooFewDevicesError),
         (_too_many, refusals.TooManyDevicesError),
-        (_one_index_twice, refusals.MalformedMessageError),
-        (_one_key_twice, refusals.EqualKeysError),
-        (_key_of_the_party, refusals.EqualKeysError),
-        (_weak_key, refusals.WeakKeyError),
+        (lambda sent, _: setattr(sent.devices[1], "index", 0), refusals.MalformedMessageError),
+        (_second_key(lambda sent, _: sent.devices[0].encryption_key), refusals.EqualKeysError),
+        (
+            _second_key(lambda _, conversation: conversation.devices["party 0"]._mask_keys.public),
+            refusals.EqualKeysError,
+        ),
+        (_second_key(lambda *_: bytes(32)), refusals.WeakKeyError),
     ],
 )
 def test_the_party_refuses_and_draws_nothing(edit, error):
@@ -404,8 +370,7 @@ def test_a_group_whose_party_is_gone_is_lost_without_noise(model, phase):
     with pytest.raises(group.GroupLostError, match=f"{_PUBLIC[1].hex()} is not in the group"):
         if phase is group.Phase.NOISING:
             conversation.server.receive(
-                "party 0",
-                conversation.devices["party 0"].answer(conversation.messages["party 0"]),
+                "party 0", conversation.devices["party 0"].answer(conversation.messages["party 0"])
             )
             conversation.server.advance()
         else:
@@ -566,7 +531,3 @@ def test_sessions_of_noise_differ_by_all_that_must_agree():
 def test_promises_that_make_no_sense(parties, match):
     with pytest.raises(validation.UsageError, match=match):
         parameters.Parameters(_LAYOUT, _HONEST, 2, noise_parties=parties)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import sys
-
-import pytest
 
 from tff_dpftrl import secure_sums
 
@@ -13,7 +10,3 @@ from tff_dpftrl import secure_sums
 def test_the_example_prints_what_it_says():
     result = doctest.testmod(secure_sums)
     assert result.attempted and not result.failed
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from tff_dpftrl.secure_sums import parameters, vectors
@@ -50,7 +48,3 @@ def test_sessions_are_new():
 def test_no_name_of_a_session(session):
     with pytest.raises(ValueError, match="session must .* Use new_session"):
         parameters.check_session(session)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

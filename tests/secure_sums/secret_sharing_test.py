@@ -6,7 +6,6 @@ import collections
 import itertools
 import math
 import random
-import sys
 
 import hypothesis
 import pytest
@@ -148,7 +147,3 @@ def test_values_of_a_polynomial_with_the_drawn_differences():
 def test_arguments_out_of_range(values, threshold, num_shares, match):
     with pytest.raises(ValueError, match=match):
         secret_sharing.split(values, threshold, num_shares)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

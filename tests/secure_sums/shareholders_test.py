@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import sys
 
 import hypothesis
 import numpy as np
-import pytest
 import scipy.sparse.csgraph
 from hypothesis import strategies as st
 
@@ -77,7 +75,3 @@ def test_whose_keys_nobody_needs():
     others = sorted(set(range(8)) - holders.members[a])
     assert holders.with_present_neighbours([a], set(others)) == []
     assert holders.with_present_neighbours(range(8), {a}) == sorted(holders.members[a])
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

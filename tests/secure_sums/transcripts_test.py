@@ -10,8 +10,6 @@ from the masks that each side has added, by linear algebra.
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 import scipy.stats
@@ -363,7 +361,3 @@ def test_with_all_secrets_that_are_shared_the_noise_is_still_in_every_sum(partie
     spied, devices, _ = _run_spied(monkeypatch, parties=0, neighbours=4)
     shared = {key for i in devices for key in spied.of_sender[i]}
     assert len(spied.sums(devices, known=shared)) == len(devices)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
 import hypothesis
-import pytest
 from hypothesis import strategies as st
 
 from tff_dpftrl.secure_sums import secret_sharing, unmasking
@@ -81,7 +78,3 @@ def test_too_few_shares_ask_nobody():
         raise AssertionError(secret)
 
     assert unmasking.Recoverer({}).recover({0: 1, 1: 2}, _POINTS, 3, known) is None
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 
 import hypothesis
 import numpy as np
@@ -127,7 +126,3 @@ def test_no_vectors(vector, match):
 def test_no_segments(size, modulus, match):
     with pytest.raises(ValueError, match=match):
         vectors.Segment(size, modulus)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

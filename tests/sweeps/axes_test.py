@@ -1,7 +1,6 @@
 """Tests of what stands after `--over`."""
 
 import os
-import sys
 
 import pytest
 
@@ -112,7 +111,3 @@ def test_names_of_folders_are_short_and_differ():
 def test_labels_are_for_people():
     values = {"data": "/a/users.jsonl", "noise_multiplier": 1.0, "min_sep": None}
     assert axes.label(values) == "data=users.jsonl, noise_multiplier=1, min_sep=none"
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

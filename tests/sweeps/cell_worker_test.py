@@ -98,7 +98,3 @@ def test_a_process_that_is_ended_says_by_what(start, tmp_path, signum):
     while worker.status() is None:
         time.sleep(0.01)
     assert worker.status() == -signum and not worker.can_run_another
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

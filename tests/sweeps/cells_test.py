@@ -1,7 +1,5 @@
 """Tests of the cells that options and axes make."""
 
-import sys
-
 import pytest
 
 from tff_dpftrl.models import table as model_table
@@ -121,7 +119,3 @@ def test_names_fit_into_a_file_system():
     axes |= {"initial_weights": ("/x/" + "w" * 99, "/y/" + "w" * 99)}
     one, other = cells.grid({}, axes)
     assert one.name != other.name and len(one.name) < 255
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 
 import pytest
 
@@ -159,7 +158,3 @@ def test_a_cell_that_was_trained_with_other_options_is_refused(begun):
     (of_cell / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="Move .* away"):
         folder.check_cells(begun, grid)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -64,7 +64,3 @@ def test_the_plan_of_fine_tuning_is_that_of_its_run(toy, sampling):  # noqa: F81
     known = manifest.Manifest(config.to_dict(), derived, facts, {})
     again = kinds.FINETUNING.begun_plan(known, toy)
     assert again.epsilon_after(again.num_rounds) == pytest.approx(epsilon)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,6 @@
 """Tests of the pictures of a sweep: what is drawn where."""
 
 import itertools
-import sys
 
 import pytest
 
@@ -116,7 +115,3 @@ def test_pictures_are_written(tmp_path):
 def test_nothing_is_drawn_before_a_cell_is_finished(tmp_path):
     plots.write(tmp_path, [made_up.result({"noise_multiplier": 1.0}, 0.1, state="begun")])
     assert not list(tmp_path.iterdir())
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,6 @@
 """Tests that cells are held against their text before any of them runs."""
 
 import json
-import sys
 
 import pytest
 
@@ -131,7 +130,3 @@ def test_a_vocabulary_that_no_option_names_is_found(options):
     del options["vocabulary"]
     grid = cells.grid(options, {"seed": (0,)})
     assert population_check.first_error([cell.config for cell in grid]) is None
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -144,7 +143,3 @@ def test_baselines_are_those_of_all_settings_and_depend_on_the_seed_only():
     assert results.common_baselines([first, unknown]) == {"bigrams": 0.2}
     (different,) = _of(2.0, 0.1, baselines={"bigrams": 0.3})
     assert results.common_baselines([first, different]) == {}
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -44,7 +44,3 @@ def test_a_process_that_was_ended_while_idle_runs_no_cell(tmp_path):
         worker.close()
         os.close(reader)
         os.close(writer)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

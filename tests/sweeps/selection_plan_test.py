@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import sys
 
 import pytest
 
@@ -116,7 +115,3 @@ def test_an_error_of_the_process_is_one_of_the_cell(monkeypatch):
         monkeypatch.setattr(selection_plan, "ask", lambda module, request, a=answer: a)
         with pytest.raises(validation.UsageError, match=message):
             selection_plan.plan(cells, _RUNS, "public.jsonl")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

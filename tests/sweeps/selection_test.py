@@ -7,13 +7,12 @@ import math
 import random
 import shutil
 import stat
-import sys
 
 import pytest
 
 from tests import kills
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import guarantee, privacy_plot, statement
+from tff_dpftrl.accounting import guarantee, privacy_plot, statement, statement_text
 from tff_dpftrl.accounting import selection as selection_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.auditing.recount import records
@@ -141,7 +140,7 @@ def _finish(folder, noise, run):
         identity.Identity(), noise_multiplier=noise, schema=schema_lib.MinSep(4, 4, 1), delta=1e-6
     )
     one = statement.dp_ftrl_statement(claim, unit_of_privacy="user", num_users=1000)
-    (folder / "privacy_statement.json").write_text(one.to_json())
+    (folder / "privacy_statement.json").write_text(statement_text.to_json(one))
     content = {"config": run.config.to_dict(), "kind": "training"}
     (folder / "config.json").write_text(json.dumps(content))
     (folder / "vocabulary.json").write_text(json.dumps({"words": [f"{noise}"]}))
@@ -380,7 +379,3 @@ def test_the_weights_of_a_private_run_are_refused(tmp_path):
     (tmp_path / "privacy_statement.json").write_text("{}")
     with pytest.raises(validation.UsageError, match="weights of a private run"):
         selection.refuse(_cells({**_OPTIONS, "initial_weights": str(tmp_path)}), "/x")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

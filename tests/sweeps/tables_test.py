@@ -1,7 +1,6 @@
 """Tests of the tables of a sweep."""
 
 import csv
-import sys
 
 import pytest
 
@@ -90,7 +89,3 @@ def test_the_summary_says_what_no_epsilon_covers():
 def test_before_the_first_cell_is_finished_there_is_a_line():
     begun = made_up.result({"noise_multiplier": 1.0}, 0.1, state="begun", rows=[])
     assert tables.markdown([begun]) == "1 of 1 cells are not finished, 0 of them failed."
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import sys
 
 import pytest
 
@@ -303,7 +302,3 @@ def test_a_sampling_asks_for_amplified_privacy_whatever_the_algorithm():
 def test_what_no_sampled_run_can_have_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         config.TrainingConfig(**(_CYCLIC | options))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

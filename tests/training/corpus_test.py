@@ -257,7 +257,3 @@ def test_sub_words_that_cannot_be_are_refused(tmp_path, options, message):
     data = _write(tmp_path / "c.jsonl", _users())
     with pytest.raises(ValueError, match=message):
         _read(data, **{"tokenizer": "wordpiece", **options})
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import json
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -325,7 +324,3 @@ def test_a_model_that_tff_made_of_keras_can_be_given(corpus, tmp_path):
     np.testing.assert_allclose(
         trained.model.logits(trained.weights, ids), embedding[ids] @ kernel + bias, rtol=1e-4
     )
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,6 @@
 """Tests of runs whose vocabulary is counted on the training users with noise."""
 
 import json
-import sys
 
 import pytest
 
@@ -157,7 +156,3 @@ def test_text_in_memory_has_its_own_words(corpus, tmp_path):
     text = corpus_lib.read(config.part(corpus_lib.TextOptions))
     with pytest.raises(ValueError, match="'dp' has no meaning with text in memory"):
         run.train(_config(corpus), tmp_path / "run", text=text)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -133,7 +132,3 @@ def test_a_run_on_a_read_only_disk_says_so_and_goes_on_later(disk, corpus, tmp_p
         assert "Traceback" not in said and "read" in said.lower() and "only" in said
     assert main.main(resume) == 0
     assert _content(disk.folder / "run") == before
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """Tests of the options that pretraining, training and fine-tuning share."""
 
-import sys
-
 import pytest
 
 from tff_dpftrl.training import language_config
@@ -73,7 +71,3 @@ def test_a_vocabulary_that_is_not_named_follows_from_weights_and_data():
     for data in ("docs", "reviews.csv"):
         assert named(data=data, initial_weights="a/b") == ("a/b/vocabulary.json", None)
     assert named(data="reviews.csv", initial_weights="a/b", vocabulary="english")[0] == "english"
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,7 +2,6 @@
 
 import pathlib
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -104,7 +103,3 @@ def test_what_runs_is_trained(corpus, tmp_path, mechanism, sampling, says):
     results = run.train(toy_run.config(corpus, **options), tmp_path / "run")
     assert results.statement.has_guarantee
     assert results.statement.data_in_one_place == ("sampling" in sampling)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

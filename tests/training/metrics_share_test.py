@@ -1,7 +1,5 @@
 """Options that pay for training metrics, and what they are refused with."""
 
-import sys
-
 import pytest
 
 from tff_dpftrl import validation
@@ -43,7 +41,3 @@ def test_the_bounds_are_public_sizes():
     figures = metrics_columns.figures_of_rounds(1000, 20)
     assert figures.bounds["num_targets"] == 20.0
     assert figures.bounds["loss_sum"] == pytest.approx(20.0 * 6.907755)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """The server's optimizer follows its schedule, its restarts and its average."""
 
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -106,7 +104,3 @@ def test_a_workload_is_what_the_server_makes_of_impulses(options):
         rows.append(-state["average"].numpy() if averaged else moved)
     found = config.mechanism_options.workload
     np.testing.assert_allclose(np.array(rows), found.matrix(), rtol=1e-3, atol=1e-5)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

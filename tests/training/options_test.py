@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import sys
 
 import pytest
 
@@ -115,7 +114,3 @@ def test_a_begun_run_without_split_reads_all_files_of_a_folder(tmp_path, monkeyp
         known = manifest.Manifest(options, {}, {}, {}, recorded_kind=kind)
         assert read[kind](known, tmp_path).split == split
         assert kinds.KINDS[kind].begun_config(options, "config.json").split == split
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

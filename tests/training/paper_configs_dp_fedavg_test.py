@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 
 import pytest
 
@@ -136,7 +135,3 @@ def test_it_runs(given, tmp_path):
     assert stated.parameters["clip_norm"] == 15.0 and stated.parameters["clipping"] == "flat"
     assert stated.parameters["estimator"].startswith(config.estimator.replace("-", " "))
     assert stated.parameters["sampling_probability"] == 5 / stated.parameters["num_users"]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -9,7 +9,6 @@ import dataclasses
 import decimal
 import json
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -245,7 +244,3 @@ def test_two_rounds_on_synthetic_data_in_the_layout_of_tff(name, corpus, tmp_pat
     stated = json.loads((tmp_path / "privacy_statement.json").read_text())
     assert stated["observed"]["num_rounds"] == 2
     assert 0.0 < stated["epsilon"] < math.inf
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 
 import pytest
 
@@ -33,7 +32,3 @@ def test_this_process_needs_nothing():
 def test_what_makes_no_sense_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         placement.Placement(**options)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

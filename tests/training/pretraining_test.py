@@ -325,7 +325,3 @@ def test_a_model_is_never_without_what_it_was_trained_on(corpus, tmp_path, monke
 def test_options_out_of_range_are_refused(name, value):
     with pytest.raises(ValueError, match=name):
         pretraining.PretrainingConfig(**{name: value})
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

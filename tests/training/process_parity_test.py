@@ -1,7 +1,5 @@
 """Native rounds against TFF's federated averaging with this package's aggregators."""
 
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -190,7 +188,3 @@ def _assert_same_noise(aggregator, expected):
                 tree.flatten(getattr(aggregator, field)),
                 tree.flatten(getattr(expected, field)),
             )
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """Tests of the round of a run: what it refuses, and that nothing leaks past the noise."""
 
-import sys
-
 import dp_accounting
 import numpy as np
 import pytest
@@ -128,7 +126,3 @@ def test_noise_follows_a_schedule_of_clip_norms_and_costs_what_is_claimed(estima
         accountant.compose(dp_accounting.SelfComposedDpEvent(sampled, end - begin))
     spent = accountant.get_epsilon(plan.delta)
     assert plan.epsilon_after(plan.num_rounds) == pytest.approx(spent, rel=3e-3)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

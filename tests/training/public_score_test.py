@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -70,7 +69,3 @@ def test_the_process_prints_a_score_for_each_folder(folder, tmp_path, capsys):
     assert first == second > 0
     text = public_score.read(str(folder / "public.jsonl"), _protected(folder))
     assert answer["digest"] == text.digest()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -89,7 +88,3 @@ def test_released_sums_are_of_bounded_contributions(corpus, tmp_path):
 def test_an_accuracy_of_protected_users_ends_no_run(corpus):
     with pytest.raises(validation.UsageError, match="leave one of them out"):
         toy_run.config(corpus, held_out_users="protected", stop_at_accuracy=0.2)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import pytest
 
@@ -83,7 +82,3 @@ def test_a_model_that_is_worse_than_a_guess_is_called_so(losses, failed):
     assert (warning is not None) == failed
     if failed:
         assert "3.6, that of taking all words for equally likely is 3.526" in warning
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

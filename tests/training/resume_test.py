@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests.training import toy_run
-from tff_dpftrl.accounting import privacy_statement
+from tff_dpftrl.accounting import privacy_statement, statement_text
 from tff_dpftrl.data import jsonl, split, tokenizer, vocabulary
 from tff_dpftrl.participation import ledger
 from tff_dpftrl.runs import checkpoint, manifest, metrics_log, statement_subject
@@ -192,7 +192,8 @@ def test_a_report_says_the_same_as_the_run_and_needs_no_tff(trained, tmp_path, m
     date = {statement_subject.DATE: before.subject[statement_subject.DATE]}
     same = dataclasses.replace(said, subject={**said.subject, **date})
     same = statement_subject.bound(output, same)
-    for name, text in zip(names, (same.to_json() + "\n", same.to_markdown()), strict=True):
+    texts = statement_text.to_json(same) + "\n", statement_text.markdown(same)
+    for name, text in zip(names, texts, strict=True):
         assert text == (expected / name).read_text()
         assert _DATE.search((output / name).read_text())
         shutil.copy(expected / name, output / name)
@@ -484,7 +485,3 @@ def test_thirty_kills_at_random_moments(corpus, seeded, tmp_path):
         _assert_same_run(output, seeded.output)
         attempts += 1
         assert attempts <= 20, f"only {kills} of the children were still running when killed"
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

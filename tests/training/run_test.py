@@ -6,7 +6,6 @@ import pathlib
 import re
 import shutil
 import stat
-import sys
 
 import numpy as np
 import pytest
@@ -394,7 +393,3 @@ def test_user_errors_leave_nothing_behind(corpus, tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         run.train(toy_run.config(corpus, **options, num_rounds=40), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -278,7 +278,3 @@ def test_other_sub_words_are_given_as_ids(tmp_path):
         np.testing.assert_allclose(found["probabilities"][0], expected, rtol=1e-4)
         following = dict(zip(found["next_ids"][0].numpy().tolist(), expected, strict=True))
     assert max(following, key=following.get) == known[0][known[0].index(context[-1]) + 1]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

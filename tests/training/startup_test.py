@@ -153,7 +153,3 @@ def test_a_missing_package_is_found_before_anything_is_read(monkeypatch, tmp_pat
     options = {"data": str(tmp_path / "none.jsonl"), "noise_multiplier": 1.0, **option}
     with pytest.raises(validation.UsageError, match=f"needs {package}, which is not installed"):
         opening.open_run(config_lib.TrainingConfig(**options), tmp_path / "run")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import json
 import random
-import sys
 
 import numpy as np
 import pyarrow as pa
@@ -217,7 +216,3 @@ def test_who_is_kept_for_a_test_can_be_trained_on_with_tables(corpus, rows):
     usual, more = users(), users(train_on_test_users=True)
     assert set(more.train.user_ids) == {*usual.train.user_ids, *usual.test.user_ids}
     assert len(users(max_users=5).train) == 5
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

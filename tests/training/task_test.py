@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -242,7 +241,3 @@ def test_protected_text_in_sqlite_is_no_public_vocabulary(tmp_path):
     for path in (vocabulary, data):
         with pytest.raises(ValueError, match="cannot be public"):
             _build(data, vocabulary=str(path))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

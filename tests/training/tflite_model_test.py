@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pathlib
 import re
-import sys
 import unicodedata
 
 import numpy as np
@@ -260,7 +259,3 @@ def test_what_is_there_is_left_alone(trained, tmp_path):
     tflite_model.write(tmp_path / "lite", trained, top=2, overwrite=True)
     run = _open(tmp_path / "lite").get_signature_runner()
     assert run(ids=_ids(1))["next_ids"].shape == (1, 2)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -151,7 +151,3 @@ def test_a_folder_is_refused_before_tensorflow_is_imported(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,7 +2,6 @@
 
 import math
 import statistics
-import sys
 
 import pytest
 
@@ -30,7 +29,3 @@ def test_the_part_costs_no_less_than_its_noise_does():
         # Neither noise nor threshold is more in words than it is.
         assert f"standard deviation {display.round_down(counting.noise_multiplier)} " in part.says
         assert f"a threshold of {display.round_down(counting.threshold)} " in part.says
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

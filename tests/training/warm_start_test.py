@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -106,7 +105,3 @@ def test_a_run_in_a_folder_of_pretraining_is_not_called_public(tmp_path):
     (folder / "config.json").write_text("{}")
     found, is_public = warm_start.source(folder)
     assert "the training run 'before', whose own statement" in found and not is_public
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -202,7 +202,3 @@ def test_the_top_offers_every_folder_of_the_package():
     folders = {path.parent.name for path in root.glob("*/__init__.py")}
     assert folders <= set(tff_dpftrl.__all__)
     assert (root / "py.typed").exists()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -167,7 +165,3 @@ class _Broken(tff.aggregators.UnweightedAggregationFactory):
 def test_a_plain_mean_breaks_the_contract(check):
     with pytest.raises(AssertionError):
         check(lambda noise_multiplier, clip_norm, clients_per_round: _Broken())
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

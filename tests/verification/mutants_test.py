@@ -2,7 +2,6 @@
 
 import ast
 import pathlib
-import sys
 
 import pytest
 
@@ -77,7 +76,3 @@ def test_a_survivor_is_shown_as_a_difference():
     changed = mutants.mutated(_SOURCE, 0)
     shown = mutants._difference(_SOURCE, changed)
     assert shown.count("    - ") == shown.count("    + ") == 1
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """Tests of the check of docstrings."""
 
-import sys
-
 import pytest
 
 from verification import plain_words
@@ -73,7 +71,3 @@ def test_the_command_counts_them(tmp_path, capsys):
     assert "a.py:15: b: Of a sum." in capsys.readouterr().out
     (tmp_path / "a.py").write_text("x = 1\n")
     assert plain_words.main([str(tmp_path)]) == 0
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -6,12 +6,11 @@ import dataclasses
 import json
 import pathlib
 import re
-import sys
 
 import jsonschema
 import pytest
 
-from tff_dpftrl.accounting import display, gaussian, trade_off
+from tff_dpftrl.accounting import display, gaussian, statement_text, trade_off
 from verification import statement_examples
 
 _REFERENCE = pathlib.Path(__file__).parents[2] / "docs" / "reference"
@@ -40,7 +39,7 @@ def test_the_page_has_the_examples(examples, monkeypatch):
 
 @pytest.mark.parametrize("kind", _KINDS)
 def test_the_text_of_a_statement_is_well_formed(kind, examples):
-    text = examples[kind].to_markdown()
+    text = statement_text.markdown(examples[kind])
     for fault in ("  ", " .", " ,", " ;", "..", ",.", "( ", " )", "None", "nan", "inf,", "{", "}"):
         assert fault not in text, fault
     for line in text.splitlines():
@@ -65,7 +64,7 @@ def test_the_sentences_of_a_statement_end(kind, examples):
 def test_a_statement_calls_whoever_takes_part_by_one_word(kind, examples):
     example = examples[kind]
     others = {"client", "device", "user"} - {example.unit_of_privacy}
-    for line in example.to_markdown().splitlines():
+    for line in statement_text.markdown(example).splitlines():
         if re.match(r"- \w+: ", line) or "in names of parameters" in line:
             continue
         if "person with several devices" not in line:
@@ -74,7 +73,7 @@ def test_a_statement_calls_whoever_takes_part_by_one_word(kind, examples):
 
 @pytest.mark.parametrize("kind", _KINDS)
 def test_a_statement_explains_the_symbols_that_it_uses_and_no_others(kind, examples):
-    text, _, legend = examples[kind].to_markdown().partition("## Legend")
+    text, _, legend = statement_text.markdown(examples[kind]).partition("## Legend")
     for symbol in ("ρ", "μ", "S", "σ", "clip_norm_inflation", "MinS", "MaxP", "stride", "gap"):
         is_used = re.search(rf"(?<!\w){symbol}(?![a-zA-Z_])", text) is not None
         assert (f"\n- {symbol}: " in legend) == is_used, symbol
@@ -101,19 +100,19 @@ def _written(example):
         **dict.fromkeys(("model_sha256", "config_sha256", "data_hmac_sha256"), "0" * 64),
         "tensorflow": "2.14.1",
     }
-    return json.loads(dataclasses.replace(example, subject=subject).to_json())
+    return json.loads(statement_text.to_json(dataclasses.replace(example, subject=subject)))
 
 
 @pytest.mark.parametrize("kind", _KINDS)
 def test_the_published_schema_describes_the_json(kind, examples):
     jsonschema.Draft202012Validator.check_schema(_SCHEMA)
     of_schema = jsonschema.Draft202012Validator(_SCHEMA)
-    of_schema.validate(json.loads(examples[kind].to_json()))
+    of_schema.validate(json.loads(statement_text.to_json(examples[kind])))
     of_schema.validate(_written(examples[kind]))
     refused = dataclasses.replace(
         examples[kind], epsilon=None, rho_zcdp=None, profile=(), no_guarantee=("No noise.",)
     )
-    of_schema.validate(json.loads(refused.to_json()))
+    of_schema.validate(json.loads(statement_text.to_json(refused)))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +138,3 @@ def test_the_schema_refuses_what_no_statement_says(changes, examples):
     del written["caveats"]
     with pytest.raises(jsonschema.ValidationError, match="caveats"):
         jsonschema.validate(written, _SCHEMA)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import calibrate, gaussian, parts
+from tff_dpftrl.accounting import gaussian, noise_search, parts
 
 DEFAULTS = {"vocabulary": 0.05, "metrics": 0.05}
 """Shares of parts that are not given one. With a share s, other noise grows by 1 / √(1 − s).
@@ -150,6 +150,6 @@ def noise_of_round_for_epsilon(rounds: parts.Weights, target_epsilon: float, del
     The result is a standard deviation over the largest change of the figure by one unit.
     """
     alone = rounds.without_updates()
-    return calibrate.smallest_noise(
+    return noise_search.smallest_noise(
         lambda noise: alone.composed(0.0, noise**-2, delta), target_epsilon=target_epsilon
     )

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl.accounting import display, gaussian, parts
-from tff_dpftrl.accounting import statement_sentences as sentences
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import mixture_of_gaussians
 
 BEGAN = "The initial weights are of the run "
 """Beginning of what a statement says of the runs that its run's initial weights come from."""
+NOTHING_TOGETHER = "nothing is promised for all together."
+"""End of a sentence on several runs, not all of which have a guarantee for one unit."""
 
 
 # Relative difference of a stated ε from that of the steps by which it is stated.
@@ -264,7 +265,7 @@ def with_earlier_runs(
     if not of_one_unit([this, *earlier]):
         return (
             f"{text}Some of these runs protect single examples, others all that is of a user or "
-            f"device: {sentences.NOTHING_TOGETHER}",
+            f"device: {NOTHING_TOGETHER}",
             None,
         )
     units, who_is = "users", "who is"
@@ -279,7 +280,7 @@ def with_earlier_runs(
     }[same_users]
     total = compose([this, *earlier])
     if total is None:
-        reason = f"not all of these have a guarantee: {sentences.NOTHING_TOGETHER}"
+        reason = f"not all of these have a guarantee: {NOTHING_TOGETHER}"
         return f"{text}{who}, {reason}", None
     return (
         f"{text}{who}, {display.epsilon_at(total.epsilon, total.delta)} ({total.how}).",

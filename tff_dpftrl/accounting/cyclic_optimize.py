@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection
 from typing import TypeVar
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import amplified_banded, calibrate, dp_fedavg
+from tff_dpftrl.accounting import amplified_banded, dp_fedavg, noise_search
 from tff_dpftrl.mechanisms import banded_toeplitz_optimize
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
@@ -121,7 +121,7 @@ class _Search:
             near = min(self._noises, key=lambda known: abs(known - num_groups), default=None)
             probability = self._probability(num_groups)
             turns = math.ceil(self._schema.num_rounds / num_groups)
-            self._noises[num_groups] = calibrate.smallest_noise(
+            self._noises[num_groups] = noise_search.smallest_noise(
                 lambda noise: dp_fedavg.DpFedAvg(probability, noise, turns).epsilon(self._delta),
                 target_epsilon=self._target,
                 initial=1.0 if near is None else self._noises[near],

@@ -44,3 +44,12 @@ def percent_up(share: float) -> str:
         if rounded < 100:
             return f"{rounded} %"
     return "100 %"
+
+
+def data_size(value: float) -> str:
+    """Formats a number of bytes with three digits, such as "1.23 MB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:,.3g} TB"

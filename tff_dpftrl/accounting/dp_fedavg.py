@@ -19,7 +19,7 @@ from dp_accounting import rdp
 from scipy import special
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import calibrate, mixture_of_gaussians, parts
+from tff_dpftrl.accounting import mixture_of_gaussians, noise_search, parts
 
 _MOMENTS = np.arange(1, 33)
 # Noise multipliers whose squares, and inverse squares, are far from overflowing. The looser
@@ -131,7 +131,7 @@ def calibrate_noise_multiplier(
     Raises:
       ValueError: If an argument is out of range.
     """
-    return calibrate.smallest_noise(
+    return noise_search.smallest_noise(
         lambda noise: DpFedAvg(sampling_probability, noise, num_rounds).epsilon(delta),
         target_epsilon=target_epsilon,
     )

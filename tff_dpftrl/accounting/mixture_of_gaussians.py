@@ -33,7 +33,7 @@ import numpy as np
 from scipy import special, stats
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import calibrate, gaussian, privacy_loss
+from tff_dpftrl.accounting import gaussian, noise_search, privacy_loss
 
 _COARSE_CELLS = 4000
 _MAX_CELLS = 1_000_000
@@ -424,9 +424,9 @@ def _calibrated(
 
     # Rough epsilons are several times quicker, and their noise is only a percent too large.
     try:
-        near = calibrate.smallest_noise(
+        near = noise_search.smallest_noise(
             rough, target_epsilon=target_epsilon, relative_tolerance=_ROUGH_TOLERANCE
         )
     except ValueError:  # No noise has a finite rough epsilon; the loose bound may have one.
         near = 1.0
-    return calibrate.smallest_noise(precise, target_epsilon=target_epsilon, initial=near)
+    return noise_search.smallest_noise(precise, target_epsilon=target_epsilon, initial=near)

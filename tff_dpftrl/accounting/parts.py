@@ -29,7 +29,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.accounting import gaussian
 
 if TYPE_CHECKING:
-    from tff_dpftrl.accounting import mixture_of_gaussians, samplings
+    from tff_dpftrl.accounting import mixture_of_gaussians
 
     _Runs: TypeAlias = Sequence[tuple[mixture_of_gaussians.MixtureOfGaussians, int]]
 
@@ -261,11 +261,19 @@ class SampledRounds:
         return self.noise_multiplier
 
 
+class Bounded(Protocol):
+    """Run of which an upper bound of epsilon is known, in both directions of a zero-out."""
+
+    def epsilon(self, delta: float) -> float:
+        """Computes an upper bound of epsilon at `delta` for all data; it is no estimate."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class BoundedRounds:
     """Rounds of which an upper bound of ε is known at any δ, and nothing else."""
 
-    run: samplings.Bounded
+    run: Bounded
     sampling: str
 
     def composed(self, mu: float, precision: float, delta: float) -> float:

@@ -17,9 +17,8 @@ from typing import Any, Literal, get_args
 
 from tff_dpftrl import json_text, validation, version
 from tff_dpftrl.accounting import facts as facts_lib
-from tff_dpftrl.accounting import gaussian, statement_markdown
+from tff_dpftrl.accounting import gaussian
 from tff_dpftrl.accounting import parts as parts_lib
-from tff_dpftrl.accounting import plain_sentences as plain
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.accounting import trade_off as trade_off_lib
 from tff_dpftrl.participation import observed as observed_lib
@@ -187,10 +186,6 @@ class PrivacyStatement:
         is_reported = sentences.REPORTED_BY_DEVICES in self.assumptions
         return "assumed" if self.observed is None or is_reported else "observed"
 
-    def plain_sentences(self) -> plain.PlainSentences:
-        """Says in plain words who is protected, from whom, how much, and what is (not) covered."""
-        return plain.of(self)
-
     def trade_off(self) -> trade_off_lib.TradeOff | None:
         """Returns the bounds of all guesses whether one's data was used; None without guarantee."""
         if self.epsilon is None:
@@ -217,21 +212,6 @@ class PrivacyStatement:
             headline_caveats=(*refuted, *self.headline_caveats),
         )
 
-    def to_markdown(self) -> str:
-        """Renders the statement as Markdown; epsilon and rho are rounded up."""
-        return statement_markdown.render(self)
-
-    def to_json(self) -> str:
-        """Writes the statement as JSON; epsilon is null without a guarantee."""
-        derived = {
-            "participation_record": self.participation_record,
-            "plain_sentences": self.plain_sentences(),
-        }
-        values = {"schema": SCHEMA} | dataclasses.asdict(self) | derived
-        if not self.parts:
-            del values["parts"]
-        return json.dumps(values, indent=2, allow_nan=False)
-
     @classmethod
     def read(
         cls, path: pathlib.Path, *, folder: pathlib.Path | None = None, remedy: str = "Restore it."
@@ -248,9 +228,9 @@ class PrivacyStatement:
           EditedError: If an entry was edited after it was written.
           UsageError: If `json_text.read_outside` refuses the file, or it is not a statement.
         """
-        json_text.read_outside(path, folder=folder, remedy=remedy)
+        values = json_text.read_outside(path, folder=folder, remedy=remedy)
         try:
-            return cls.from_json(path.read_text(encoding="utf-8"), path)
+            return cls._from_values(values, path)
         except EditedError:
             raise
         except ValueError as error:
@@ -272,6 +252,11 @@ class PrivacyStatement:
             values = json_text.parse(text)
         except ValueError as error:
             raise validation.UsageError(f"text is not a privacy statement: {error}.") from None
+        return cls._from_values(values, name)
+
+    @classmethod
+    def _from_values(cls, values: Any, name: object) -> PrivacyStatement:
+        """Reads parsed JSON, as `from_json`."""
         kinds_of = {field.name: str(field.type) for field in dataclasses.fields(cls)}
         names = {*_NOT_FIELDS, *kinds_of}
         if not isinstance(values, dict) or set(values) | _NEWER != names:

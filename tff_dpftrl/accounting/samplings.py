@@ -112,14 +112,6 @@ def described(name: str, num_rounds: int, options: Mapping[str, Any]) -> samplin
     return sampling_lib.KINDS[name](num_rounds, **fields)
 
 
-class Bounded(Protocol):
-    """Run of which an upper bound of epsilon is known, in both directions of a zero-out."""
-
-    def epsilon(self, delta: float) -> float:
-        """Computes an upper bound of epsilon at `delta` for all data; it is no estimate."""
-        ...
-
-
 def zero_out(
     sampling: sampling_lib.Sampling,
     strategy: strategy_lib.Strategy,
@@ -127,7 +119,7 @@ def zero_out(
     noise_multiplier: float,
     num_rounds: int | None = None,
     units_per_client: int = 1,
-) -> Bounded:
+) -> parts.Bounded:
     """Accounts for zeroing out one client in the first `num_rounds` rounds (all if None) of a run.
 
     A client has at most `units_per_client` units, each sampled by itself; several only if cyclic.
@@ -162,7 +154,7 @@ def zero_out(
     raise validation.UsageError(f"Nothing accounts for the sampling {sampling.kind!r}.")
 
 
-def rounds_of(run: Bounded, sampling: str) -> parts.Weights:
+def rounds_of(run: parts.Bounded, sampling: str) -> parts.Weights:
     """Returns the rounds of `zero_out` as part of a budget: sampled steps if cyclic, else by ε."""
     from tff_dpftrl.accounting import amplified_banded, parts
 
@@ -262,7 +254,7 @@ class BoundedRun:
     place of one who is removed: with known samples, too, the sum then changes by both.
     """
 
-    zero_out: Bounded
+    zero_out: parts.Bounded
     method: str
     known_mu: float
 

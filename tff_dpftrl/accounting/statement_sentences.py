@@ -62,8 +62,6 @@ NOISED_ELSEWHERE = (
     "Words of the vocabulary were counted with noise on users whom another run protects: its "
     "statement covers which words these are, and what both say of the same people adds up."
 )
-NOTHING_TOGETHER = "nothing is promised for all together."
-"""End of a sentence on several runs, not all of which have a guarantee for one unit."""
 OTHER_TASKS = "The devices also take part in the training of: "
 """Beginning of a sentence on the other tasks of a population."""
 INITIAL_WEIGHTS = (

@@ -27,10 +27,6 @@ from tff_dpftrl import validation
 from tff_dpftrl.auditing import directions as directions_lib
 from tff_dpftrl.learning import model as model_lib
 
-VALUES = "values"
-"""Name of a batch's own values, beside the number of the canary."""
-_CANARY = "canary"
-
 
 class Canaries:
     """Canaries for one model.
@@ -146,7 +142,9 @@ def _with_canary(batch: Any, canary: Any) -> Any:
     """Returns a batch with the canary's number beside x and beside y."""
 
     def both(values):
-        return collections.OrderedDict([(VALUES, values), (_CANARY, canary)])
+        return collections.OrderedDict(
+            [(directions_lib.VALUES, values), (directions_lib.CANARY, canary)]
+        )
 
     if isinstance(batch, Mapping):
         return collections.OrderedDict([("x", both(batch["x"])), ("y", both(batch["y"]))])
@@ -161,11 +159,6 @@ def _mark(*batch: Any) -> Any:
     return _with_canary(batch, tf.fill([rows], directions_lib.REAL))
 
 
-def canary_of(rows: Mapping[str, Any]) -> tf.Tensor:
-    """Returns the canary of a part of a batch for `Directions.of`; −1 for real data or no rows."""
-    return tf.reduce_max(tf.concat([rows[_CANARY], [directions_lib.REAL]], 0))
-
-
 def _functional(
     model: model_lib.Model,
     directions: directions_lib.Directions,
@@ -175,19 +168,23 @@ def _functional(
     @tf.function(autograph=False)
     def predict_on_batch(model_weights, x, training=True):
         trainable, others = model_weights
-        attached = directions.attach(tf.nest.flatten(trainable), canary_of(x), gradient_norm)
+        attached = directions.attach(
+            tf.nest.flatten(trainable), directions_lib.canary_of(x), gradient_norm
+        )
         weights = tf.nest.pack_sequence_as(trainable, attached), others
-        return model.predict_on_batch(weights, x[VALUES], training)
+        return model.predict_on_batch(weights, x[directions_lib.VALUES], training)
 
     @tf.autograph.experimental.do_not_convert
     def loss(output, label, sample_weight=None):
-        return model.loss(output, label[VALUES], sample_weight)
+        return model.loss(output, label[directions_lib.VALUES], sample_weight)
 
     @tf.function(autograph=False)
     def update_metrics(state, labels, batch_output, sample_weight=None):
         # Without `tf.cond`, the parts that loss and metrics share are computed once.
-        updated = model.update_metrics_state(state, labels[VALUES], batch_output, sample_weight)
-        counts = canary_of(labels) < 0
+        updated = model.update_metrics_state(
+            state, labels[directions_lib.VALUES], batch_output, sample_weight
+        )
+        counts = directions_lib.canary_of(labels) < 0
         return tf.nest.map_structure(lambda old, new: tf.where(counts, new, old), state, updated)
 
     wrapped = model_lib.Model(

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import functools
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -25,8 +26,16 @@ from tff_dpftrl.private_round import seeds
 REAL = -1
 """The canary number of examples that are real data."""
 
+VALUES, CANARY = "values", "canary"
+"""Names of a batch's own values, and of the number of the canary beside them."""
+
 COORDINATES_EACH = 20
 """Least number of coordinates per canary on average: some has none with chance < m·e^-20."""
+
+
+def canary_of(rows: Mapping[str, Any]) -> tf.Tensor:
+    """Returns the canary of a part of a batch for `Directions.of`; −1 for real data or no rows."""
+    return tf.reduce_max(tf.concat([rows[CANARY], [REAL]], 0))
 
 
 class Directions:

@@ -9,7 +9,6 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_dpftrl.auditing import canaries
 from tff_dpftrl.auditing import directions as directions_lib
 from tff_dpftrl.learning import model as model_lib
 
@@ -58,8 +57,8 @@ class _CanaryModel(tff.learning.models.VariableModel):
     @tf.function(autograph=False)
     def forward_pass(self, batch_input, training=True):
         x, y = model_lib.x_and_y(batch_input)
-        canary = canaries.canary_of(x)
-        batch = x[canaries.VALUES], y[canaries.VALUES]
+        canary = directions_lib.canary_of(x)
+        batch = x[directions_lib.VALUES], y[directions_lib.VALUES]
         if isinstance(batch_input, Mapping):
             batch = collections.OrderedDict(zip("xy", batch, strict=True))
 
@@ -71,7 +70,7 @@ class _CanaryModel(tff.learning.models.VariableModel):
                 )
             ]
             loss = -self._gradient_norm * tf.add_n([tf.cast(one, tf.float32) for one in along])
-            return loss, self._model.predict_on_batch(x[canaries.VALUES], training=False)
+            return loss, self._model.predict_on_batch(x[directions_lib.VALUES], training=False)
 
         def of_data():
             output = self._model.forward_pass(batch, training=training)
@@ -84,7 +83,7 @@ class _CanaryModel(tff.learning.models.VariableModel):
 
     @tf.function(autograph=False)
     def predict_on_batch(self, batch_input, training=True):
-        return self._model.predict_on_batch(batch_input[canaries.VALUES], training=training)
+        return self._model.predict_on_batch(batch_input[directions_lib.VALUES], training=training)
 
     def report_local_unfinalized_metrics(self):
         return self._model.report_local_unfinalized_metrics()

@@ -6,10 +6,10 @@ import argparse
 import dataclasses
 import math
 import shlex
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import validation
+from tff_dpftrl.accounting import display
 from tff_dpftrl.cli import delta_flag, mechanism_flags, output, sampling_flags
 
 if TYPE_CHECKING:
@@ -70,13 +70,13 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "--noise-multiplier",
         type=float,
-        required=True,
         metavar="Z",
         help="Standard deviation of the noise draws per unit of clip norm. With "
         "adaptive clipping: the total z of updates and clip norm together.",
     )
     delta_flag.add(parser)
-    sampling_flags.add_arguments(parser, mechanism_flags.add_arguments(parser))
+    mechanism_flags.add_arguments(parser)
+    sampling_flags.add_arguments(parser)
     sampling_flags.add_neighbours(parser)
     parser.add_argument(
         "--branches",
@@ -95,25 +95,13 @@ def add_parser(subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Accounts and prints; returns the exit status."""
+    needs = (("rounds",),) if args.sampling else mechanism_flags.RUN
+    mechanism_flags.require(args, ("noise_multiplier",), *needs)
     delta_flag.check(args.delta)
-    neighbours = sampling_flags.neighbours_from(args)
     options = sampling_flags.options_from(args)
     _check_branches(args, is_sampled=options is not None)
-    if options is not None:
-        strategy, sampling = sampling_flags.run_from(args, options)
-        print_sampled(args, strategy, sampling, args.noise_multiplier, options, neighbours)
-        return 0
-    schema = mechanism_flags.schema_from(args)
-    strategy = mechanism_flags.strategy_from(args, schema)
-    claim = guarantee_of(args, strategy, schema, args.noise_multiplier)
-    fork: dict[str, Any] = {}
-    if args.branches is not None:
-        from tff_dpftrl.mechanisms import branches
-
-        fork = {"num_branches": args.branches, "fork_at": args.fork_at}
-        joint = branches.sensitivity(strategy, schema, **fork)
-        claim = dataclasses.replace(claim, sensitivity=joint)
-    print_report(args, claim.to_dict() | fork, claim, neighbours)
+    strategy, participation = sampling_flags.run_from(args, options)
+    show(args, strategy, participation, args.noise_multiplier)
     return 0
 
 
@@ -141,13 +129,140 @@ def _check_branches(args: argparse.Namespace, *, is_sampled: bool) -> None:
         )
 
 
-def guarantee_of(
+def show(
+    args: argparse.Namespace,
+    strategy: strategy_lib.Strategy,
+    participation: schema_lib.MinSep | sampling_lib.Sampling,
+    noise_multiplier: float,
+) -> None:
+    """Prints what a run of `sampling_flags.run_from` guarantees, as JSON or as rounded-up text."""
+    if args.sampling is None:
+        report, lines = _exact(args, strategy, participation, noise_multiplier)
+    else:
+        report, lines = _sampled(args, strategy, participation, noise_multiplier)
+    if args.format == "json":
+        output.print_json(report)
+        return
+    if noise_multiplier == 0.0:
+        print("No differential privacy guarantee: there is no noise.\n")
+    print("\n".join(f"{name:15} {text}" for name, text in lines.items()))
+    if noise_multiplier and args.sampling is None and "fork_at" not in report:
+        name, value = "mechanism", args.mechanism
+        if args.strategy is not None:
+            name, value = "strategy", shlex.quote(args.strategy)
+        schema = participation
+        output.print_next(
+            "Train with this noise, and with the same mechanism and its options",
+            f"tff-dpftrl train --{name} {value} "
+            f"--noise-multiplier {display.round_up(noise_multiplier, 8)} "
+            f"--rounds {schema.num_rounds} --min-sep {schema.min_sep} "
+            f"--max-participations {schema.max_participations} --delta {args.delta!r} ...",
+        )
+
+
+def _exact(
+    args: argparse.Namespace,
+    strategy: strategy_lib.Strategy,
+    schema: schema_lib.MinSep,
+    noise_multiplier: float,
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns the report of a run without sampling, and its lines."""
+    claim = _guarantee(args, strategy, schema, noise_multiplier)
+    report, branches_line = claim.to_dict(), {}
+    if getattr(args, "branches", None) is not None:
+        from tff_dpftrl.mechanisms import branches
+
+        fork = {"num_branches": args.branches, "fork_at": args.fork_at}
+        joint = branches.sensitivity(strategy, schema, **fork)
+        claim = dataclasses.replace(claim, sensitivity=joint)
+        report = claim.to_dict() | fork
+        branches_line["branches"] = (
+            f"all figures are of {args.branches} branches together, which share the first "
+            f"{args.fork_at} rounds and have independent noise after them; participation is "
+            "that in the shared rounds and any one branch"
+        )
+    lines = {
+        "mechanism": f"{claim.mechanism}, noise multiplier {display.round_up(noise_multiplier, 8)}",
+        "rounds": str(schema.num_rounds),
+        "participation": (
+            f"at most {schema.max_participations} times, at least {schema.min_sep} apart (stride; "
+            f"{schema.min_sep_gap} rounds in between)"
+        ),
+        "sensitivity": f"S^2 = {claim.sensitivity.squared:.8g} ({claim.sensitivity.method})",
+        "rho (zCDP)": display.round_up(claim.rho_zcdp),
+        "epsilon": f"{display.round_up(claim.epsilon)} at delta = {display.delta(claim.delta)}",
+        "epsilon by RDP": f"{display.round_up(claim.epsilon_rdp)} (looser; as in older papers)",
+        **branches_line,
+    }
+    if claim.clip_norm_inflation != 1.0:
+        lines["inflation"] = f"{claim.clip_norm_inflation:.8g} times the clip norm"
+    neighbours = sampling_flags.neighbours_from(args)
+    changes = neighbours.num_changes
+    if neighbours.relation != "zero-out" or changes > 1:
+        larger = dataclasses.replace(claim, clip_norm_inflation=changes * claim.clip_norm_inflation)
+        method = f"{changes} times the sensitivity" if changes > 1 else "the same distributions"
+        _add_neighbours(report, lines, neighbours, larger.epsilon, method)
+    return report, lines
+
+
+def _sampled(
+    args: argparse.Namespace,
+    strategy: strategy_lib.Strategy,
+    sampling: sampling_lib.Sampling,
+    noise_multiplier: float,
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns the report of a run with secret sampling, and its lines."""
+    from tff_dpftrl.accounting import gaussian, samplings
+
+    options = sampling_flags.options_from(args) or {}
+    sampled = sampling_flags.account(options, strategy, sampling, noise_multiplier)
+    epsilon = sampled.epsilon(args.delta)
+    # Who learns the samples: a unit may be in all rounds of the schema.
+    mu = _guarantee(args, strategy, sampling.schema, noise_multiplier).mu
+    known = gaussian.epsilon((args.group_size or 1) * mu, args.delta)
+    report: dict[str, Any] = {
+        "mechanism": strategy.name,
+        "noise_multiplier": noise_multiplier,
+        "num_rounds": args.rounds,
+        "sampling": args.sampling,
+        "group_size": 1,
+        **options,
+        "epsilon": _finite(epsilon),
+        "delta": args.delta,
+        "method": sampled.how(),
+        "epsilon_if_known": _finite(known),
+    }
+    about = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in options.items())
+    lines = {
+        "mechanism": f"{strategy.name}, noise multiplier {display.round_up(noise_multiplier, 8)}",
+        "rounds": str(args.rounds),
+        "sampling": f"{args.sampling}: {samplings.SAMPLINGS[args.sampling].summary} ({about})",
+        "epsilon": f"{display.round_up(epsilon)} at delta = {display.delta(args.delta)}, if nobody "
+        "learns who was drawn",
+        "by": sampled.how(),
+    }
+    estimated = sampling_flags.estimate(args, sampled)
+    if estimated is not None:
+        report["estimate"] = dataclasses.asdict(estimated)
+        lines["estimate"] = (
+            f"epsilon {estimated.epsilon:.4g}, from {estimated.low:.4g} to {estimated.high:.4g} at "
+            f"99 % confidence, by {estimated.num_samples} Monte Carlo draws: no guarantee"
+        )
+    if math.isfinite(known):
+        lines["samples known"] = f"epsilon {display.round_up(known)}, however clients are drawn"
+    neighbours = sampling_flags.neighbours_from(args)
+    if neighbours != samplings.ZERO_OUT:
+        of_others = sampled.epsilon(args.delta, neighbours)
+        _add_neighbours(report, lines, neighbours, of_others, sampled.how(neighbours))
+    return report, lines
+
+
+def _guarantee(
     args: argparse.Namespace,
     strategy: strategy_lib.Strategy,
     schema: schema_lib.MinSep,
     noise_multiplier: float,
 ) -> guarantee_lib.Guarantee:
-    """Returns the guarantee of a run without sampling."""
     from tff_dpftrl.accounting import guarantee
 
     return guarantee.dp_ftrl_guarantee(
@@ -159,153 +274,20 @@ def guarantee_of(
     )
 
 
-def print_sampled(
-    args: argparse.Namespace,
-    strategy: strategy_lib.Strategy,
-    sampling: sampling_lib.Sampling,
-    noise_multiplier: float,
-    options: Mapping[str, Any],
+def _add_neighbours(
+    report: dict[str, Any],
+    lines: dict[str, str],
     neighbours: neighbours_lib.Neighbours,
+    epsilon: float,
+    method: str,
 ) -> None:
-    """Prints what a run with secret sampling guarantees, as JSON or as text that rounds up."""
-    from tff_dpftrl.accounting import display, samplings
-
-    sampled = sampling_flags.account(options, strategy, sampling, noise_multiplier)
-    epsilon, others = sampled.epsilon(args.delta), neighbours != samplings.ZERO_OUT
-    report: dict[str, Any] = {
-        "mechanism": strategy.name,
-        "noise_multiplier": noise_multiplier,
-        "num_rounds": args.rounds,
-        "sampling": args.sampling,
-        "group_size": 1,
-        **options,
-        "epsilon": _finite(epsilon),
-        "delta": args.delta,
-        "method": sampled.how(),
-        "epsilon_if_known": _finite(_known(args, strategy, sampling.schema, noise_multiplier)),
-    }
-    estimated = sampling_flags.estimate(args, sampled)
-    if estimated is not None:
-        report["estimate"] = dataclasses.asdict(estimated)
-    if others:
-        report["neighbours"] = _others(
-            neighbours, sampled.epsilon(args.delta, neighbours), sampled.how(neighbours)
-        )
-    if args.format == "json":
-        output.print_json(report)
-        return
-    if noise_multiplier == 0.0:
-        print("No differential privacy guarantee: there is no noise.\n")
-    about = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in options.items())
-    lines = {
-        "mechanism": f"{strategy.name}, noise multiplier {display.round_up(noise_multiplier, 8)}",
-        "rounds": str(args.rounds),
-        "sampling": f"{args.sampling}: {samplings.SAMPLINGS[args.sampling].summary} ({about})",
-        "epsilon": f"{display.round_up(epsilon)} at delta = {display.delta(args.delta)}, if nobody "
-        "learns who was drawn",
-        "by": sampled.how(),
-    }
-    if estimated is not None:
-        lines["estimate"] = (
-            f"epsilon {estimated.epsilon:.4g}, from {estimated.low:.4g} to {estimated.high:.4g} at "
-            f"99 % confidence, by {estimated.num_samples} Monte Carlo draws: no guarantee"
-        )
-    if report["epsilon_if_known"] is not None:
-        known = display.round_up(report["epsilon_if_known"])
-        lines["samples known"] = f"epsilon {known}, however clients are drawn"
-    if others:
-        lines |= _lines_of_others(report["neighbours"], neighbours)
-    print("\n".join(f"{name:15} {text}" for name, text in lines.items()))
-
-
-def _known(
-    args: argparse.Namespace,
-    strategy: strategy_lib.Strategy,
-    schema: schema_lib.MinSep,
-    noise_multiplier: float,
-) -> float:
-    """Returns epsilon of who learns the samples: a unit may be in all rounds of the schema."""
-    from tff_dpftrl.accounting import gaussian
-
-    group_size = args.group_size or 1
-    mu = guarantee_of(args, strategy, schema, noise_multiplier).mu
-    return gaussian.epsilon(group_size * mu, args.delta)
+    """Adds what is guaranteed for further neighbours to a report and to its lines."""
+    stated = {"epsilon": _finite(epsilon), "method": method}
+    report["neighbours"] = dataclasses.asdict(neighbours) | stated
+    lines["neighbours"] = (
+        f"epsilon {display.round_up(epsilon)} where {neighbours.sentence} ({method})"
+    )
 
 
 def _finite(epsilon: float) -> float | None:
     return epsilon if math.isfinite(epsilon) else None
-
-
-def _others(
-    neighbours: neighbours_lib.Neighbours, epsilon: float, method: str
-) -> dict[str, object]:
-    return {**dataclasses.asdict(neighbours), "epsilon": _finite(epsilon), "method": method}
-
-
-def _lines_of_others(
-    stated: Mapping[str, Any], neighbours: neighbours_lib.Neighbours
-) -> dict[str, str]:
-    from tff_dpftrl.accounting import display
-
-    epsilon = math.inf if stated["epsilon"] is None else stated["epsilon"]
-    return {
-        "neighbours": f"epsilon {display.round_up(epsilon)} where {neighbours.sentence} "
-        f"({stated['method']})"
-    }
-
-
-def print_report(
-    args: argparse.Namespace,
-    report: dict[str, Any],
-    claim: guarantee_lib.Guarantee,
-    neighbours: neighbours_lib.Neighbours,
-) -> None:
-    """Prints a guarantee, as JSON or as text that rounds up, with a line for further neighbours."""
-    changes = neighbours.num_changes
-    others = neighbours.relation != "zero-out" or changes > 1
-    if others:
-        larger = dataclasses.replace(claim, clip_norm_inflation=changes * claim.clip_norm_inflation)
-        method = f"{changes} times the sensitivity" if changes > 1 else "the same distributions"
-        report["neighbours"] = _others(neighbours, larger.epsilon, method)
-    if args.format == "json":
-        output.print_json(report)
-        return
-    from tff_dpftrl.accounting import display
-
-    schema = claim.schema
-    noise_multiplier = display.round_up(claim.noise_multiplier, 8)
-    lines = {
-        "mechanism": f"{claim.mechanism}, noise multiplier {noise_multiplier}",
-        "rounds": str(schema.num_rounds),
-        "participation": (
-            f"at most {schema.max_participations} times, at least {schema.min_sep} apart (stride; "
-            f"{schema.min_sep_gap} rounds in between)"
-        ),
-        "sensitivity": f"S^2 = {claim.sensitivity.squared:.8g} ({claim.sensitivity.method})",
-        "rho (zCDP)": display.round_up(claim.rho_zcdp),
-        "epsilon": f"{display.round_up(claim.epsilon)} at delta = {display.delta(claim.delta)}",
-        "epsilon by RDP": f"{display.round_up(claim.epsilon_rdp)} (looser; as in older papers)",
-    }
-    if "fork_at" in report:
-        lines["branches"] = (
-            f"all figures are of {report['num_branches']} branches together, which share the first "
-            f"{report['fork_at']} rounds and have independent noise after them; participation is "
-            "that in the shared rounds and any one branch"
-        )
-    if claim.clip_norm_inflation != 1.0:
-        lines["inflation"] = f"{claim.clip_norm_inflation:.8g} times the clip norm"
-    if others:
-        lines |= _lines_of_others(report["neighbours"], neighbours)
-    if claim.noise_multiplier == 0.0:
-        print("No differential privacy guarantee: there is no noise.\n")
-    print("\n".join(f"{name:15} {text}" for name, text in lines.items()))
-    if claim.noise_multiplier and "fork_at" not in report:
-        name, value = "mechanism", args.mechanism
-        if args.strategy is not None:
-            name, value = "strategy", shlex.quote(args.strategy)
-        output.print_next(
-            "Train with this noise, and with the same mechanism and its options",
-            f"tff-dpftrl train --{name} {value} --noise-multiplier {noise_multiplier} "
-            f"--rounds {schema.num_rounds} --min-sep {schema.min_sep} "
-            f"--max-participations {schema.max_participations} --delta {claim.delta!r} ...",
-        )

@@ -41,48 +41,47 @@ def add_parser(subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    target = parser.add_mutually_exclusive_group(required=True)
+    target = parser.add_mutually_exclusive_group()
     target.add_argument(
         "--target-epsilon", type=float, metavar="E", help="Largest allowed epsilon at --delta."
     )
     target.add_argument("--target-rho", type=float, metavar="R", help="Largest allowed rho-zCDP.")
     delta_flag.add(parser)
-    sampling_flags.add_arguments(parser, mechanism_flags.add_arguments(parser))
+    mechanism_flags.add_arguments(parser)
+    sampling_flags.add_arguments(parser)
     sampling_flags.add_neighbours(parser)
     output.add_format(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Calibrates and prints; returns the exit status."""
-    from tff_dpftrl.accounting import calibrate
+    from tff_dpftrl.accounting import calibrate, noise_search
 
+    needs = (("rounds",),) if args.sampling else mechanism_flags.RUN
+    mechanism_flags.require(args, ("target_epsilon", "target_rho"), *needs)
     delta_flag.check(args.delta)
     neighbours = sampling_flags.neighbours_from(args)
     options = sampling_flags.options_from(args)
+    if options is not None and args.target_epsilon is None:
+        raise validation.UsageError(
+            "--target-rho is not for --sampling, which has no rho: give --target-epsilon."
+        )
+    strategy, participation = sampling_flags.run_from(args, options)
     if options is not None:
-        if args.target_epsilon is None:
-            raise validation.UsageError(
-                "--target-rho is not for --sampling, which has no rho: give --target-epsilon."
-            )
-        strategy, sampling = sampling_flags.run_from(args, options)
-        noise_multiplier = calibrate.smallest_noise(
-            lambda noise: sampling_flags.account(options, strategy, sampling, noise).epsilon(
+        noise_multiplier = noise_search.smallest_noise(
+            lambda noise: sampling_flags.account(options, strategy, participation, noise).epsilon(
                 args.delta, neighbours
             ),
             target_epsilon=args.target_epsilon,
         )
-        account.print_sampled(args, strategy, sampling, noise_multiplier, options, neighbours)
-        return 0
-    schema = mechanism_flags.schema_from(args)
-    strategy = mechanism_flags.strategy_from(args, schema)
-    noise_multiplier = calibrate.calibrate_noise_multiplier(
-        strategy,
-        schema,
-        target_epsilon=args.target_epsilon,
-        target_rho=args.target_rho,
-        delta=args.delta,
-        clip_norm_inflation=neighbours.num_changes * args.clip_norm_inflation,
-    )
-    claim = account.guarantee_of(args, strategy, schema, noise_multiplier)
-    account.print_report(args, claim.to_dict(), claim, neighbours)
+    else:
+        noise_multiplier = calibrate.calibrate_noise_multiplier(
+            strategy,
+            participation,
+            target_epsilon=args.target_epsilon,
+            target_rho=args.target_rho,
+            delta=args.delta,
+            clip_norm_inflation=neighbours.num_changes * args.clip_norm_inflation,
+        )
+    account.show(args, strategy, participation, noise_multiplier)
     return 0

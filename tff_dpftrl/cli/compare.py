@@ -149,6 +149,7 @@ def compare(args: argparse.Namespace) -> Iterator[Point]:
     from tff_dpftrl.participation import schema as schema_lib
 
     _check_names(args.strategies)
+    mechanism_flags.require(args, *mechanism_flags.SCHEMA)
     planned = mechanism_flags.schema_from(args)
     options = mechanism_flags.options_from(args, planned.num_rounds)
     for name in args.strategies:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tff_dpftrl import validation
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
     from tff_dpftrl.participation import schema as schema_lib
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> tuple[argparse._ActionsContainer, ...]:
-    """Adds flags of mechanism, schema and restarts; returns groups with one required flag each."""
-    which = parser.add_mutually_exclusive_group(required=True)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of mechanism, schema and restarts; what is needed is checked by `require`."""
+    which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--mechanism",
         choices=table.MECHANISMS,
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> tuple[argparse._ActionsCon
         help="Strategy file that tff-dpftrl optimize --output wrote, or the name of a published "
         "strategy, such as blt-gboard-b100, -b400 or -b1000 (parameters of production models).",
     )
-    separation = add_schema_arguments(parser)
+    add_schema_arguments(parser)
     parser.add_argument(
         "--restart-every",
         type=int,
@@ -56,13 +57,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> tuple[argparse._ActionsCon
         "rounding.",
     )
     add_options(parser.add_argument_group("options of mechanisms"))
-    return which, separation
 
 
-def add_schema_arguments(parser: argparse.ArgumentParser) -> argparse._ActionsContainer:
-    """Adds the flags of the participation schema; returns the group of which one is required."""
-    parser.add_argument("--rounds", type=int, required=True, metavar="N", help="Number of rounds.")
-    separation = parser.add_mutually_exclusive_group(required=True)
+def require(args: argparse.Namespace, *needs: Sequence[str]) -> None:
+    """Refuses a command line that lacks flags: of each need, names of attributes, one is given."""
+    missing = [names for names in needs if all(getattr(args, name) is None for name in names)]
+    if missing:
+        flags = (" or ".join(f"--{name.replace('_', '-')}" for name in names) for names in missing)
+        raise validation.UsageError(f"the following flags are required: {', '.join(flags)}.")
+
+
+SCHEMA = (("rounds",), ("min_sep", "min_sep_gap"))
+"""What `require` asks for a participation schema."""
+RUN = (*SCHEMA, ("mechanism", "strategy"))
+"""What `require` asks of a run without secret sampling."""
+
+
+def add_schema_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the participation schema."""
+    parser.add_argument("--rounds", type=int, metavar="N", help="Number of rounds.")
+    separation = parser.add_mutually_exclusive_group()
     separation.add_argument(
         "--min-sep",
         type=int,
@@ -82,7 +96,6 @@ def add_schema_arguments(parser: argparse.ArgumentParser) -> argparse._ActionsCo
         metavar="K",
         help="Largest number of rounds of one client. Default: as many as fit.",
     )
-    return separation
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

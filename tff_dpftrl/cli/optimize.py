@@ -69,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
     from tff_dpftrl.mechanisms import certificate as certificate_lib
     from tff_dpftrl.mechanisms import serialization
 
+    mechanism_flags.require(args, *mechanism_flags.SCHEMA)
     schema = mechanism_flags.schema_from(args)
     options = mechanism_flags.options_from(args, schema.num_rounds)
     start = time.perf_counter()

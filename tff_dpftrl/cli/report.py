@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import durable_files, packages, validation
+from tff_dpftrl.accounting import statement_text
 from tff_dpftrl.cli import output
 from tff_dpftrl.reports import page
 from tff_dpftrl.reports import results as results_lib
@@ -138,7 +139,7 @@ def _report_what_is_left(folder: pathlib.Path, form: str) -> None:
         stated = found.statement
         output.print_json(
             {
-                "statement": None if stated is None else json.loads(stated.to_json()),
+                "statement": None if stated is None else json.loads(statement_text.to_json(stated)),
                 "last_round": dict(found.rows[-1]) if found.rows else None,
                 "baselines": dict(found.baselines),
                 "held_out": None,
@@ -181,7 +182,7 @@ def _report_again(folder: pathlib.Path, form: str) -> None:
     if form == "json":
         output.print_json(
             {
-                "statement": json.loads(results.statement.to_json()),
+                "statement": json.loads(statement_text.to_json(results.statement)),
                 "last_round": {name: _finite(value) for name, value in results.rows[-1].items()},
                 "baselines": baselines,
                 "held_out": held_out,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tff_dpftrl.accounting.amplification import estimate as estimate_lib
     from tff_dpftrl.mechanisms import strategy as strategy_lib
     from tff_dpftrl.participation import sampling as sampling_lib
+    from tff_dpftrl.participation import schema as schema_lib
 
 _OPTIONS = ("sampling_probability", "group_size", "sampling_groups", "min_sep", "bins")
 
@@ -22,26 +23,14 @@ _ESTIMATED = ("bins", "b-min-sep")
 """Samplings whose bound is not tight, and whose privacy losses can be drawn."""
 
 
-class _Sampling(argparse.Action):
-    """Action of --sampling, with which mechanism and separation may be left out."""
-
-    def __call__(self, parser, namespace, values, option_string=None) -> None:
-        """Stores the name, and requires no flag of `const` any more."""
-        setattr(namespace, self.dest, values)
-        for group in self.const or ():
-            group.required = False
-
-
-def add_arguments(parser: argparse.ArgumentParser, replaces: Sequence[Any] = ()) -> None:
-    """Adds --sampling and its options; with it, no flag of the groups in `replaces` is required."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds --sampling and its options."""
     group = parser.add_argument_group(
         "samples that the server draws in secret, which amplify privacy"
     )
     rows = "; ".join(f"{name}: {row.summary}" for name, row in samplings.SAMPLINGS.items())
     group.add_argument(
         "--sampling",
-        action=_Sampling,
-        const=replaces,
         choices=samplings.SAMPLINGS,
         metavar="NAME",
         help=f"Secret sampling of the cohorts. {rows}. The guarantee needs that nobody learns who "
@@ -149,9 +138,12 @@ def _flags(names: Sequence[str]) -> str:
 
 
 def run_from(
-    args: argparse.Namespace, options: Mapping[str, Any]
-) -> tuple[strategy_lib.Strategy, sampling_lib.Sampling]:
-    """Builds strategy and sampling of a run from its flags and the result of `options_from`."""
+    args: argparse.Namespace, options: Mapping[str, Any] | None
+) -> tuple[strategy_lib.Strategy, schema_lib.MinSep | sampling_lib.Sampling]:
+    """Builds strategy and participation of a run from its flags and those of `options_from`."""
+    if options is None:
+        schema = mechanism_flags.schema_from(args)
+        return mechanism_flags.strategy_from(args, schema), schema
     if args.max_participations is not None or args.min_sep_gap is not None:
         raise validation.UsageError(
             "--min-sep-gap and --max-participations are not for --sampling, which decides how "

@@ -273,6 +273,7 @@ def _report(args: argparse.Namespace) -> int:
         raise validation.UsageError(
             f"There is no store at {args.store}: name the --store that tff-dpftrl serve has."
         )
+    from tff_dpftrl.accounting import statement_text
     from tff_dpftrl.runtime.server import server_folder
     from tff_dpftrl.runtime.status import session_table
     from tff_dpftrl.runtime.tasks import task_report
@@ -291,9 +292,10 @@ def _report(args: argparse.Namespace) -> int:
             ),
         )
     if args.format == "json":
+        stated = report.statement
         output_lib.print_json(
             {
-                "statement": report.statement and json.loads(report.statement.to_json()),
+                "statement": stated and json.loads(statement_text.to_json(stated)),
                 "last_round": report.rows[-1],
                 "held_out": report.held_out,
                 "sessions": {shape: count for shape, count, _ in sessions.rows()},

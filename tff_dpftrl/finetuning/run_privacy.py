@@ -230,11 +230,6 @@ class SampledFinetuning(privacy.PrivacyPlan):
         return self.plan.epsilon_after(rounds_done) if self.has_guarantee else None
 
     @override
-    def epsilon_of(self, seen: observed.ObservedParticipation) -> float:
-        epsilon = self.epsilon_after(seen.num_rounds)
-        return math.inf if epsilon is None else epsilon
-
-    @override
     def noise_to_signal(self, num_parameters: int) -> float:
         # σ √(d T) over the T steps' expected units.
         return self.plan.noise_of_average * math.sqrt(num_parameters / self.num_rounds)

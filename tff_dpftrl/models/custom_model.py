@@ -20,7 +20,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tff_dpftrl import validation
-from tff_dpftrl.models import language_model, table
+from tff_dpftrl.models import language_model
 
 Scores = Callable[[tuple[tf.Tensor, ...], tf.Tensor, bool], Any]
 """Function from weights, ids [batch, T] and whether it is training to scores [batch, T, V]."""
@@ -66,9 +66,8 @@ class Fingerprint(language_model.LanguageModel):
         raise validation.UsageError(_NOT_HERE)
 
     def description(self) -> dict[str, Any]:
-        """Returns a description, fit for JSON, for `from_description`."""
+        """Returns what `table.describe` records besides the name of the model, fit for JSON."""
         return {
-            "model": table.CUSTOM,
             "vocabulary_size": self.vocabulary_size,
             "sequence_length": self.sequence_length,
             "shapes": [[name, list(shape)] for name, shape in self.shapes],

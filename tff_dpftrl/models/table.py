@@ -129,7 +129,7 @@ def describe(model: language_model.LanguageModel) -> dict[str, Any]:
     from tff_dpftrl.models import custom_model
 
     if isinstance(model, custom_model.Fingerprint):
-        return model.description()
+        return {"model": CUSTOM, **model.description()}
     sizes = dataclasses.asdict(model)
     for name in MODELS:
         try:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tff_dpftrl import packages, pictures, validation, version
-from tff_dpftrl.accounting import display
+from tff_dpftrl.accounting import display, statement_text
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.reports import markup
 from tff_dpftrl.reports import results as results_lib
@@ -164,7 +164,7 @@ def headline(found: results_lib.Results) -> str:
 def _privacy(found: results_lib.Results) -> str:
     if found.statement is None:
         return markup.element("p", markup.text(_NO_PROMISE.get(found.kind, _NO_STATEMENT)))
-    stated = found.statement.to_markdown().split("\n", 1)
+    stated = statement_text.markdown(found.statement).split("\n", 1)
     whole = stated[1] if stated[0].startswith("# ") else "\n".join(stated)
     return _picture(found.folder) + markup.of_markdown(whole, level=2)
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from tff_dpftrl import durable_files, json_text, version
 from tff_dpftrl.accounting import statement_sentences as sentences
+from tff_dpftrl.accounting import statement_text
 from tff_dpftrl.reports import page
 from tff_dpftrl.reports import results as results_lib
 
@@ -190,7 +191,7 @@ def _opening(found: results_lib.Results) -> list[str]:
     """Returns the beginning of the statement, with the caveats that must stand beside ε."""
     if found.statement is None:
         return [page.headline(found)]
-    _, _, text = found.statement.to_markdown().partition("\n")
+    _, _, text = statement_text.markdown(found.statement).partition("\n")
     opening = re.split(r"^## ", text, maxsplit=1, flags=re.MULTILINE)[0]
     beside = [*found.statement.no_guarantee, *found.statement.headline_caveats]
     lines: list[str] = [opening.strip(), *(f"**{one}**" for one in beside if one not in opening)]

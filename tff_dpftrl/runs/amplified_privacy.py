@@ -9,7 +9,6 @@ themselves draw no such samples: for them there is `dp_ftrl_privacy`.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +20,7 @@ from tff_dpftrl.accounting import (
     amplified_banded,
     calibrate,
     cyclic_optimize,
+    noise_search,
     parts,
     samplings,
     statement,
@@ -68,7 +68,7 @@ def accounted(
     noise_multiplier: float,
     num_rounds: int,
     pool: Pool | None = None,
-) -> samplings.Bounded:
+) -> parts.Bounded:
     """Accounts for the first rounds of a run, as `samplings.zero_out`; with a pool, of examples."""
     return samplings.zero_out(
         sampling,
@@ -232,7 +232,7 @@ class AmplifiedPrivacy(privacy.Privacy):
                 delta=self.delta,
                 units_per_client=1 if self.pool is None else self.pool.of_client,
             )
-        return calibrate.smallest_noise(
+        return noise_search.smallest_noise(
             lambda noise: accounted(
                 wanted, strategy, noise_multiplier=noise, num_rounds=self.num_rounds
             ).epsilon(self.delta),
@@ -447,7 +447,7 @@ class AmplifiedPlan(privacy.FederatedPlan):
             return math.inf
         if num_rounds == 0:
             return parts.compose(parts.GaussianRounds(0.0, 0), self.others, self.delta)
-        return _epsilon(self._rounds(num_rounds), self.others, self.delta)
+        return privacy.epsilon(self._rounds(num_rounds), self.others, self.delta)
 
     @property
     @override
@@ -457,7 +457,7 @@ class AmplifiedPlan(privacy.FederatedPlan):
     def _rounds(self, num_rounds: int) -> parts.Weights:
         return samplings.rounds_of(self._spent(num_rounds), self.sampling.kind)
 
-    def _spent(self, num_rounds: int) -> samplings.Bounded:
+    def _spent(self, num_rounds: int) -> parts.Bounded:
         # Whole turns, so that not every round is accounted for anew. More rounds never cost less.
         turn = self.declared.min_sep
         return accounted(
@@ -508,11 +508,6 @@ class AmplifiedPlan(privacy.FederatedPlan):
         return tuple((share * epsilon, spent.delta(share * epsilon)) for share in _PROFILE)
 
     @override
-    def epsilon_of(self, seen: observed.ObservedParticipation) -> float:
-        epsilon = self.epsilon_after(seen.num_rounds)
-        return math.inf if epsilon is None else epsilon
-
-    @override
     def noise_to_signal(self, num_parameters: int) -> float:
         return privacy.noise_to_signal(
             self.strategy,
@@ -559,8 +554,6 @@ class AmplifiedPlan(privacy.FederatedPlan):
         if self.pool is not None:
             parameters |= {"pool_size": self.pool.size, "pool_of_user": self.pool.of_client}
         parameters |= self._turns(charged)
-        if self.simulated is not None:
-            parameters |= self.simulated.parameters()
         claim = statement.SampledClaim(
             mechanism=self.strategy.name,
             epsilon=self._epsilon_spent(charged),
@@ -581,10 +574,7 @@ class AmplifiedPlan(privacy.FederatedPlan):
         )
         return statement.sampled_statement(
             claim,
-            facts.with_plan(
-                parameters,
-                headline_caveats=self.simulated.caveats() if self.simulated else (),
-            ),
+            self._facts(facts, parameters),
             unit_of_privacy=unit,
             num_users=self.num_clients,
             data_in_one_place=True,
@@ -604,8 +594,3 @@ class AmplifiedPlan(privacy.FederatedPlan):
 
 _PROFILE = (0.0, 0.1, 0.3, 0.6)
 """Shares of ε at which a statement has δ, too; each takes about a second."""
-
-
-@functools.lru_cache(maxsize=4)
-def _epsilon(rounds: parts.Weights, others: tuple[parts.Part, ...], delta: float) -> float:
-    return parts.compose(rounds, others, delta)

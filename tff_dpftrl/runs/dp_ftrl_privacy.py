@@ -402,17 +402,12 @@ class DpFtrlPlan(privacy.FederatedPlan):
                 "secagg_upload_bytes_per_client": self.encoding.upload_bytes,
                 "noise_multiplier_is_relative_to": "clip_norm times secagg_norm_inflation",
             }
-        if self.simulated is not None:
-            parameters |= self.simulated.parameters()
         claim = self._claim(self.schema if charge_all_rounds else seen.as_schema())
         if self.strategy is None:
             claim = dataclasses.replace(claim, mechanism="none", clip_norm=None)
         return statement.dp_ftrl_statement(
             claim,
-            facts.with_plan(
-                parameters,
-                headline_caveats=self.simulated.caveats() if self.simulated else (),
-            ),
+            self._facts(facts, parameters),
             unit_of_privacy=self.unit_of_privacy,
             num_users=self.num_clients,
             declared=self.schema,

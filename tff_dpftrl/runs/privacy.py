@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -57,6 +58,12 @@ def check_parts(others: Sequence[parts.Part], deployment: simulated_run.Deployme
 def derived_parts(others: Sequence[parts.Part]) -> dict[str, Any]:
     """Returns parts as `PrivacyPlan.derived` has them; empty if there are none."""
     return {"others": parts.to_json(others)} if others else {}
+
+
+@functools.lru_cache(maxsize=8)
+def epsilon(rounds: parts.Weights, others: tuple[parts.Part, ...], delta: float) -> float:
+    """Computes ε of rounds and of all else that a run releases; the last ones are kept."""
+    return parts.compose(rounds, others, delta)
 
 
 SWAMPED = 0.3
@@ -230,9 +237,13 @@ class PrivacyPlan(abc.ABC):
     def epsilon_after(self, rounds_done: int) -> float | None:
         """Returns ε at δ of the models of the first rounds; None without guarantee."""
 
-    @abc.abstractmethod
     def epsilon_of(self, seen: observed.ObservedParticipation) -> float:
-        """Returns ε at δ of the rounds that were observed; inf without guarantee."""
+        """Returns ε at δ of the rounds that were observed; inf without guarantee.
+
+        Of secret samples only the number of rounds counts.
+        """
+        epsilon = self.epsilon_after(seen.num_rounds)
+        return math.inf if epsilon is None else epsilon
 
     def budget_guard(self, max_epsilon: float | None) -> ledger.BudgetGuard | None:
         """Returns the ledger's last check before a round begins, on the observed participation."""
@@ -285,6 +296,16 @@ class PrivacyPlan(abc.ABC):
         Returns:
           A statement; one that says "no guarantee" where there is none.
         """
+
+    def _facts(
+        self, facts: facts_lib.Facts, parameters: dict[str, statement.Scalar]
+    ) -> facts_lib.Facts:
+        """Adds the plan's parameters, and those of the simulated run with its caveats."""
+        if self.simulated is None:
+            return facts.with_plan(parameters)
+        return facts.with_plan(
+            parameters | self.simulated.parameters(), headline_caveats=self.simulated.caveats()
+        )
 
     @abc.abstractmethod
     def derived(self) -> dict[str, Any]:

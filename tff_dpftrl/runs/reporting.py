@@ -8,7 +8,7 @@ import pathlib
 from typing import Any
 
 from tff_dpftrl import durable_files, pictures, validation
-from tff_dpftrl.accounting import display, privacy_plot, privacy_statement
+from tff_dpftrl.accounting import display, privacy_plot, privacy_statement, statement_text
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.reports import readme
@@ -99,8 +99,8 @@ def write_statement(
     """
     statement = statement_subject.bound(output, statement)
     for name, text in (
-        ("privacy_statement.json", statement.to_json() + "\n"),
-        ("privacy_statement.md", statement.to_markdown()),
+        ("privacy_statement.json", statement_text.to_json(statement) + "\n"),
+        ("privacy_statement.md", statement_text.markdown(statement)),
     ):
         durable_files.write(output / name, text.encode("utf-8"))
     if not statement.has_guarantee:

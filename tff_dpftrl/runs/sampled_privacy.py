@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -109,7 +108,7 @@ class SampledPrivacy(privacy.Privacy):
                 num_rounds=self.num_rounds,
                 participation=f"each with probability {display.round_up(probability)}, in secret",
                 noise_multiplier=noise_multiplier,
-                epsilon=_epsilon(
+                epsilon=privacy.epsilon(
                     parts.SampledRounds(noise_multiplier, probability, self.num_rounds),
                     (),
                     self.delta,
@@ -198,12 +197,7 @@ class SampledPlan(privacy.FederatedPlan):
     def epsilon_after(self, rounds_done: int) -> float | None:
         if not self.has_guarantee:
             return None
-        return _epsilon(self._rounds(rounds_done), self.others, self.delta)
-
-    @override
-    def epsilon_of(self, seen: observed.ObservedParticipation) -> float:
-        epsilon = self.epsilon_after(seen.num_rounds)
-        return math.inf if epsilon is None else epsilon
+        return privacy.epsilon(self._rounds(rounds_done), self.others, self.delta)
 
     @override
     def noise_to_signal(self, num_parameters: int) -> float:
@@ -240,7 +234,7 @@ class SampledPlan(privacy.FederatedPlan):
     ) -> statement.PrivacyStatement:
         charged = self.num_rounds if charge_all_rounds else seen.num_rounds
         spent = self._rounds(charged)
-        epsilon = _epsilon(spent, self.others, self.delta)
+        epsilon = privacy.epsilon(spent, self.others, self.delta)
         parameters: dict[str, statement.Scalar] = {
             "clip_norm": self.clip_norm,
             "clients_per_round": self.clients_per_round,
@@ -255,8 +249,6 @@ class SampledPlan(privacy.FederatedPlan):
             parameters["clip_norm_by_round"] = (
                 f"{self._clip_norm_in_words()}; the noise is noise_multiplier times its sensitivity"
             )
-        if self.simulated is not None:
-            parameters |= self.simulated.parameters()
         claim = statement.SampledClaim(
             mechanism=self.algorithm,
             epsilon=epsilon,
@@ -277,10 +269,7 @@ class SampledPlan(privacy.FederatedPlan):
         )
         return statement.sampled_statement(
             claim,
-            facts.with_plan(
-                parameters,
-                headline_caveats=self.simulated.caveats() if self.simulated else (),
-            ),
+            self._facts(facts, parameters),
             num_users=self.num_clients,
         )
 
@@ -291,8 +280,3 @@ class SampledPlan(privacy.FederatedPlan):
             "sampling_probability": self.sampling_probability,
             **privacy.derived_parts(self.others),
         }
-
-
-@functools.lru_cache(maxsize=4)
-def _epsilon(rounds: parts.SampledRounds, others: tuple[parts.Part, ...], delta: float) -> float:
-    return parts.compose(rounds, others, delta)

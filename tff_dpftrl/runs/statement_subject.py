@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tff_dpftrl import json_text
-from tff_dpftrl.accounting import privacy_statement
+from tff_dpftrl.accounting import privacy_statement, statement_text
 from tff_dpftrl.participation import ledger_file
 from tff_dpftrl.runs import manifest
 
@@ -79,7 +79,7 @@ def bound(
     """
     # Entries of the run are removed where this statement was made from a run's statement.
     kept = {k: v for k, v in statement.subject.items() if k not in privacy_statement.DIGESTS}
-    made = digests(output, json.loads(statement.to_json()))
+    made = digests(output, json.loads(statement_text.to_json(statement)))
     return dataclasses.replace(statement, subject=kept | made)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -211,7 +210,3 @@ def test_wrong_numbers_of_bins_are_refused(bins):
 def test_negative_entries_are_refused():
     with pytest.raises(ValueError, match="without negative entries"):
         run_of(banded_toeplitz.BandedToeplitz((1.0, -0.5)), 1.0, 20, 4)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -127,7 +126,3 @@ def test_epsilon_and_delta_are_inverse():
     for delta in (1e-2, 1e-9):
         assert law.delta(law.epsilon(delta)) == pytest.approx(delta, rel=1e-4)
     assert law.epsilon(1e-20) == math.inf  # Less than what is lost to infinity.
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -163,7 +162,3 @@ def test_bad_input_is_refused():
         run_of(banded_toeplitz.BandedToeplitz((1.0, -0.5)), 1.0, 20, 4, 0.1)
     with pytest.raises(ValueError, match="min_sep=2 bands"):
         run_of(BANDED(3), 1.0, 20, 2, 0.1).estimate(1e-2, 2000, 0)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

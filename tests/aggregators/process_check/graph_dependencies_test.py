@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -96,7 +94,3 @@ def test_sequences_are_arguments_too():
     dependencies = graph_dependencies.analyse(computation.to_building_block(), 2, 2)
     assert dependencies.arguments[0] >= {0}
     assert dependencies.arguments[1] >= {1}
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """Tests of what labels become on the way, and that none is lost where structures differ."""
 
-import sys
-
 import numpy as np
 import pytest
 import tensorflow_federated as tff
@@ -44,7 +42,3 @@ def test_filling_marks_one_placement_only():
     )
     filled = labels.fill(type_spec, frozenset([labels.RAW]), only_at=tff.CLIENTS)
     assert list(labels.leaves(filled)) == [frozenset([labels.RAW]), frozenset()]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 from scipy import special, stats
@@ -208,7 +206,3 @@ def test_arguments_that_make_no_sense_are_refused():
         bounds.from_counts(scores * np.nan, present, delta=_DELTA, error_rate=0.1, seed=0)
     with pytest.raises(ValueError, match="delta"):
         bounds.from_counts(scores, present, delta=1.0, error_rate=0.1, seed=0)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -302,7 +301,3 @@ def test_arguments_that_make_no_sense_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             forensics.Recording(**(good | changed))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 from scipy import optimize, special, stats
@@ -207,7 +205,3 @@ def test_arguments_that_make_no_sense_are_refused():
         one_run.estimate(np.ones(1), np.ones(5), delta=0.1)
     with pytest.raises(ValueError, match="must vary"):
         one_run.estimate(np.ones(5), np.ones(5), delta=0.1)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """Noise of a run: sound noise is accused as rarely as said, and what has none is found."""
 
-import sys
-
 import numpy as np
 import pytest
 
@@ -92,7 +90,3 @@ def test_findings_name_rounds_and_the_tensors_whose_noise_can_be_seen():
     assert found[_BY_ROUND].outcome == "not tested"
     assert found[_BY_TENSOR].outcome == "consistent"
     assert str(found[_BY_TENSOR].covers[1]) == "tensor 3 of 3"
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 
@@ -105,7 +103,3 @@ def test_arguments_that_do_not_fit_are_refused():
         scores.likelihood_ratio_scores(played, 0.0 * signal, covariance)
     with pytest.raises(ValueError, match="20 trials"):
         scores.learned_scores(played, played)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

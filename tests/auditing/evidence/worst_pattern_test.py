@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 
 import numpy as np
 import pytest
@@ -120,7 +119,3 @@ def test_trees_release_less_than_their_nodes_and_others_all():
     assert norms["tree-full"] == pytest.approx(1.0, rel=1e-6)
     assert norms["tree-vanilla"] < 0.99
     assert norms["tree"] < 0.99
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -130,7 +129,3 @@ def test_bounds_of_large_epsilons_are_quick_and_around_them(
     both = [(pair, num_steps), (mixture_of_gaussians.MixtureOfGaussians(1.0, (3.0,), (1.0,)), 1)]
     assert low <= mixture_of_gaussians.epsilon_of_runs(both, delta=delta) <= more
     assert more > high
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

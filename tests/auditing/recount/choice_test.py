@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import shutil
-import sys
 import types
 
 import pytest
@@ -216,7 +215,3 @@ def test_a_statement_that_leaves_out_what_one_run_costs_is_found(folder):
     del stated["parameters"]["epsilon_of_one_run"]
     path.write_text(json.dumps(stated))
     assert _wrong(folder) == {"statement: ε of the choice"}
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

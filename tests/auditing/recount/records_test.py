@@ -1,7 +1,6 @@
 """Tests of tff_dpftrl.auditing.recount.records."""
 
 import math
-import sys
 import types
 import zipfile
 
@@ -123,7 +122,3 @@ def test_a_secret_is_found_wherever_parts_end(tmp_path, monkeypatch, at):
     path = tmp_path / "a"
     path.write_bytes(b"." * at + b"secret" + b"." * 9)
     assert any(b"secret" in part for part in file_checks._parts(path, 6))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -9,7 +9,6 @@ import pathlib
 import re
 import shutil
 import sqlite3
-import sys
 import types
 
 import numpy as np
@@ -18,7 +17,7 @@ import tensorflow as tf
 
 from tests.finetuning import toy_finetuning
 from tests.training import toy_run
-from tff_dpftrl.accounting import gaussian, privacy_statement
+from tff_dpftrl.accounting import gaussian, privacy_statement, statement_text
 from tff_dpftrl.auditing.recount import arithmetic, file_checks, run_folder, statement_checks
 from tff_dpftrl.auditing.recount import terms as terms_lib
 from tff_dpftrl.data import tokenizer, vocabulary, vocabulary_file
@@ -124,7 +123,7 @@ def test_a_run_of_an_earlier_version_bound_neither_date_nor_versions(finished):
     _edit(path, subject__config_sha256=statement_subject.sha256(finished / "config.json"))
     _without_digests(finished)
     stated = privacy_statement.PrivacyStatement.from_json(path.read_text())
-    path.with_suffix(".md").write_text(stated.to_markdown())
+    path.with_suffix(".md").write_text(statement_text.markdown(stated))
     assert not _violated(finished)
     says = {one.test: one.says for one in run_folder.recount_run(finished).findings}
     assert "bound neither its date nor its version" in says[_SUBJECT]
@@ -191,8 +190,8 @@ def _forge(folder, **changes):
         del values["subject"][name]
     forged = privacy_statement.PrivacyStatement.from_json(json.dumps(values))
     forged = statement_subject.bound(folder, forged)
-    path.write_text(forged.to_json())
-    path.with_suffix(".md").write_text(forged.to_markdown())
+    path.write_text(statement_text.to_json(forged))
+    path.with_suffix(".md").write_text(statement_text.markdown(forged))
 
 
 def _other_key(folder):
@@ -747,7 +746,3 @@ def test_a_run_of_somebodys_own_model_is_consistent(tmp_path):
     assert set(found.values()) <= {"consistent", "not tested"}
     assert found[_EPSILON] == found[_CHECKPOINT] == found[_MODEL] == found[_FILES] == "consistent"
     assert found[_NOISE] == "not tested"
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

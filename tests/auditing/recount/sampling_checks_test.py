@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import sys
 
 import numpy as np
 import pytest
@@ -213,7 +212,3 @@ def test_the_noise_of_a_simulation_is_recounted_by_what_its_rounds_expect(kind, 
     found = terms_lib.of(run)
     assert found.noise_multiplier == pytest.approx(plan.noise_multiplier, rel=1e-12)
     assert found.sampling == plan.sampling.to_dict()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import json
 import shutil
-import sys
 
 import pytest
 
@@ -12,7 +11,7 @@ from tests.reports import listed_files
 from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import tiny_task
 from tff_dpftrl import version
-from tff_dpftrl.accounting import privacy_statement, statement_sentences
+from tff_dpftrl.accounting import privacy_statement, statement_sentences, statement_text
 from tff_dpftrl.auditing.recount import record_checks, run_folder
 from tff_dpftrl.cli import main
 from tff_dpftrl.runs import statement_subject
@@ -159,8 +158,8 @@ def _forge(folder, **changes):
     _edited(path, change)
     forged = privacy_statement.PrivacyStatement.from_json(path.read_text())
     forged = statement_subject.bound(folder, forged)
-    path.write_text(forged.to_json())
-    path.with_suffix(".md").write_text(forged.to_markdown())
+    path.write_text(statement_text.to_json(forged))
+    path.with_suffix(".md").write_text(statement_text.markdown(forged))
 
 
 def _rows(folder, change):
@@ -352,7 +351,3 @@ def test_the_outcome_is_added_to_the_statement(report):
         in (report / "privacy_statement.md").read_text()
     )
     assert main.main(["audit", "--run", str(report)]) == 0
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,5 @@
 """Tests of blockwise variances and gradients against dense algebra."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 
@@ -69,7 +65,3 @@ def test_gradient_matches_differences_when_the_weights_depend_on_the_variances()
         down[t, j] -= step
         slope = (value(up) - value(down)) / (2 * step)
         assert gradient[t, j] == pytest.approx(slope, rel=1e-6)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,5 @@
 """Tests of the models' noise of banded matrices, block by block."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 
@@ -40,7 +36,3 @@ def test_variances_and_gradients(rule, num_rounds, bands):
             step[t, j] = h if j <= t else 0.0
             change = models.variances(rows + step) - models.variances(rows - step)
             assert gradient[t, j] == pytest.approx(weights @ change / (2 * h), rel=1e-6, abs=1e-6)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,6 @@
 """Tests of the sensitivity from a Gram matrix against enumeration."""
 
-from __future__ import annotations
-
 import itertools
-import sys
 
 import numpy as np
 import pytest
@@ -91,7 +88,3 @@ def test_spaced_maximum_equals_enumeration(seed):
 def test_a_schema_of_another_length_is_refused():
     with pytest.raises(ValueError, match="diagonals must have 4 columns"):
         banded_sensitivity.from_gram(np.ones((1, 3)), schema_lib.MinSep(4, 1, 1))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,6 @@
 """Tests of the closed forms against coefficients, and against mpmath at 10⁹ rounds."""
 
-from __future__ import annotations
-
 import math
-import sys
 
 import mpmath
 import numpy as np
@@ -169,7 +166,3 @@ def test_participation_in_every_one_of_a_billion_rounds():
     squared = strategy.sensitivity(schema_lib.MinSep(n, 1, n)).squared
     assert squared == pytest.approx(n * 1.5**2, rel=1e-8)
     assert math.isfinite(strategy.max_error(n))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,6 @@
 """Tests of the optimiser's objective: its value, and its gradient by finite differences."""
 
-from __future__ import annotations
-
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -47,7 +44,3 @@ def test_value_and_gradient(minimize_rms, n, b, k, num_buffers):
         ]  # fmt: skip
         difference = (at[0] - 8 * at[1] + 8 * at[2] - at[3]) / (12 * h)
         np.testing.assert_allclose(gradient[:, i], difference, atol=1e-9)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

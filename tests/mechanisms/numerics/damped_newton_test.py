@@ -1,9 +1,5 @@
 """Tests of the batched Newton minimiser on functions with known minima."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 
@@ -54,7 +50,3 @@ def test_a_start_without_a_value_is_left_alone():
     points, values = damped_newton.minimize(root, np.array([[-1.0], [1.0]]), limit=10.0)
     assert values[0] == np.inf and points[0, 0] == -1.0
     assert points[1, 0] == pytest.approx(4 ** (1 / 3), abs=1e-4)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,5 @@
 """Tests of the geometric sums against mpmath, at every distance from 1."""
 
-from __future__ import annotations
-
-import sys
-
 import mpmath
 import numpy as np
 import pytest
@@ -74,7 +70,3 @@ def test_summation_nodes_of_a_billion_terms():
         expected = _exact(gap, count)[0]
         computed = weights @ np.exp(nodes * np.log1p(-gap))
         assert computed == pytest.approx(expected, rel=1e-13)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,5 @@
 """Tests of the errors of models: against dense matrices, gradients by finite differences."""
 
-from __future__ import annotations
-
-import sys
-
 import numpy as np
 import pytest
 
@@ -78,7 +74,3 @@ def test_the_prefix_sums_have_the_closed_form():
         found = blt_objective.log_loss(chains, schema, minimize_rms, errors)
         np.testing.assert_allclose(found[0], closed[0], rtol=1e-12)
         np.testing.assert_allclose(found[1], closed[1], rtol=1e-9)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,6 @@
 """Tests of Toeplitz matrices against dense matrices and every participation pattern."""
 
-from __future__ import annotations
-
 import itertools
-import sys
 
 import numpy as np
 import pytest
@@ -124,7 +121,3 @@ def test_bad_coefficients_are_refused():
         toeplitz.inverse_coefficients([0.0, 1.0], 3)
     with pytest.raises(ValueError, match="finite"):
         toeplitz.sensitivity([1.0, np.nan], schema_lib.MinSep(3, 1, 2))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -10,8 +10,6 @@ peft are installed, which this package does not need:
 `results_in_transformers.txt` has what it printed.
 """
 
-from __future__ import annotations
-
 import pathlib
 import sys
 

@@ -11,8 +11,6 @@ names of the tensors in the checkpoint (but for weights in half precision). `tok
 checksum of the token ids of each of 10,000 random strings, once for each kind of tokenizer.
 """
 
-from __future__ import annotations
-
 import json
 import pathlib
 import zlib

@@ -1,8 +1,5 @@
 import dataclasses
 import random
-import sys
-
-import pytest
 
 from tff_dpftrl.runtime.actors import actor, aggregator, messages, roles
 from verification.schedules import simulation
@@ -133,7 +130,3 @@ def test_what_is_printed_of_messages_holds_no_report_and_no_model():
     assert "typed" not in repr(reply) and "the model" not in repr(effects)
     assert "the model" not in repr(ROLE)
     assert dataclasses.asdict(reply)["payload"] == "what I typed"
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

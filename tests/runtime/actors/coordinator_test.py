@@ -1,7 +1,6 @@
 import dataclasses
 import math
 import random
-import sys
 
 import pytest
 
@@ -664,7 +663,3 @@ def test_it_says_that_a_noise_party_is_away_and_that_it_is_back():
     made.deliver(_count("s0", 0, _ready(0, 1, next_round=0)), 105.0)
     back = events.PartyAway("training", 0, 2)
     assert made.heartbeat(106.0).sent(events.OBSERVER, events.PartyAway) == [back]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

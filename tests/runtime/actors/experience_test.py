@@ -1,6 +1,5 @@
 import dataclasses
 import random
-import sys
 
 import pytest
 
@@ -112,7 +111,3 @@ def test_most_rounds_reach_their_goal_under_a_steady_loss(share):
         else:
             made.committed(dataclasses.replace(incomplete(made.wanted, came), half_seconds=1.0))
     assert reached > 80
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

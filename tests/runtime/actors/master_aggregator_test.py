@@ -1,5 +1,4 @@
 import dataclasses
-import sys
 
 import pytest
 
@@ -376,7 +375,3 @@ def test_the_coordinator_can_end_it_in_any_phase(phase):
     assert made.sent("leader")[0].reason == "the lease is lost"
     assert "attempt" in made.stopped()
     assert not made.deliver(messages.AbandonRound("again")).effects
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,6 @@
 import collections
 import dataclasses
 import random
-import sys
 
 import pytest
 
@@ -238,7 +237,3 @@ def test_no_host_receives_more_sums_than_the_fan_in(number):
     (flat,), all_sums = carry_out(number, number)
     assert (sorted(flat[0]), flat[1]) == (sorted(total), counts)
     assert {to for _, to in all_sums} == {ATTEMPT} and len(all_sums) == number
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,6 +1,5 @@
 import dataclasses
 import re
-import sys
 
 import pytest
 
@@ -165,7 +164,3 @@ def test_noise_parties_have_noise_for_one_group_a_round():
         dataclasses.replace(task, rounds=dataclasses.replace(task.rounds, devices_per_aggregator=6))
     event = events.PartyAway("training", 1, 2)
     assert task.wait_for_parties(event).startswith("1 of 2 noise parties that the plan names")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,6 +1,5 @@
 import dataclasses
 import random
-import sys
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
@@ -395,7 +394,3 @@ def test_noise_that_cannot_be_read_loses_the_group():
     assert group.part().total is None
     assert group.ends["party"].refusal is Refusal.UNUSABLE
     assert Refusal.UNUSABLE.value not in group.part().counts  # It is no report.
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,7 +2,6 @@ import collections
 import dataclasses
 import math
 import random
-import sys
 
 import pytest
 
@@ -241,7 +240,3 @@ def test_a_noise_party_that_comes_before_a_coordinator_waits_for_it():
     assert not made.step(1.0, party)
     (count,) = sent(made.step(2.0, WISH), messages.DevicesWaiting)
     assert count.parties == (party,)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

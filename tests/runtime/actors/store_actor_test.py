@@ -177,7 +177,3 @@ def test_a_missing_task_is_reported():
 def test_the_cast_knows_its_roles_only():
     with pytest.raises(TypeError, match="no actor for the role"):
         FACTORY.build("x", "a string", random.Random(0))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,8 +1,5 @@
 import collections
 import random
-import sys
-
-import pytest
 
 from tff_dpftrl.runtime.actors import waiting
 
@@ -62,7 +59,3 @@ def test_it_agrees_with_a_count_of_all_devices():
         if known:
             assert counts[known[made.crowded()]] == max(counts.values())
     assert set(made) == set(known)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

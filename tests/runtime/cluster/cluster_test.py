@@ -280,7 +280,3 @@ def test_rounds_go_on_when_a_node_is_lost(nodes, tmp_path):
 
     devices, seen = _play(deployed, nodes, story, folder=tmp_path)
     ray_nodes.check(deployed, devices, seen)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 import asyncio
 import pickle
 import random
-import sys
 
 import prometheus_client
 import pytest
@@ -275,7 +274,3 @@ def test_every_call_of_an_observer_arrives(method):
     getattr(recorder, method)(*told.get(method, ()))
     _replay(reader, [recorder.take()], Heard())
     assert calls[-1] == (method, told.get(method, ()))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,5 +1,3 @@
-import sys
-
 import pytest
 
 from tff_dpftrl.runtime.cluster import placement
@@ -53,7 +51,3 @@ def test_other_addresses_are_of_no_host(address):
 def test_there_is_a_host_of_each_kind():
     with pytest.raises(ValueError, match="num_workers"):
         placement.Placement(1, 0)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

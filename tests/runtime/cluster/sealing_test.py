@@ -1,5 +1,4 @@
 import pickle
-import sys
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -12,9 +11,7 @@ SECRET = b"numbers of a device"
 
 def new_key():
     return ec.generate_private_key(ec.SECP256R1()).private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
@@ -79,7 +76,3 @@ def test_only_what_was_sealed_is_unpickled():
     with pytest.raises(sealing.NotSealed):
         seal.open(pickle.dumps(_Told()), "worker-0")
     assert _Told.heard == []
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

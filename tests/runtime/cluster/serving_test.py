@@ -388,7 +388,3 @@ def test_a_server_that_is_left_running_is_found_again_and_stopped(nodes, corpora
         assert "two servers for one population are not possible" in command.lines[-1]
     with ray_nodes.connected(nodes):
         assert not ray_hosts.names("tests")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -85,7 +85,3 @@ def test_a_session_may_end_while_tensorflow_is_being_imported(own, monkeypatch, 
     [(population, report)] = own.connection.summaries
     assert (population, report.shape) == ("p", "-v[]+^")
     assert report.versions.get("tensorflow") == known.get("__version__")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import pytest
 
@@ -148,7 +147,3 @@ def test_this_very_machine_can_be_read():
 def test_bad_arguments_are_named(machine, options, name):
     with pytest.raises(ValueError, match=name):
         machine.eligibility(**options)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -8,7 +8,6 @@ import re
 import signal
 import sqlite3
 import stat
-import sys
 import time
 
 import hypothesis
@@ -445,7 +444,3 @@ def test_bad_arguments_are_named(store, call, message):
     with pytest.raises(ValueError, match=message):
         call(store)
     assert store.counts() == {}
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 
 import pytest
 
@@ -112,7 +111,3 @@ def test_a_device_forgets_the_contents_that_are_its_own():
     for content in (b"one", b"two", b"three"):
         _add(known, content)
     assert sorted(known._contents.values()) == [b"three", b"two"]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 
 import pytest
@@ -85,7 +84,3 @@ def test_as_many_run_it_at_a_time_as_may(contents):
 def test_bad_arguments_are_named(changed, name):
     with pytest.raises(ValueError, match=name):
         loaded_plans.LoadedPlans(**({"keys": [_KEY.public_key()]} | changed))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

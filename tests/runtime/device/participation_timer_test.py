@@ -6,7 +6,6 @@ import os
 import signal
 import sqlite3
 import stat
-import sys
 
 import hypothesis
 import pytest
@@ -311,7 +310,3 @@ def test_what_is_recorded_respects_the_rule(tmp_path_factory, steps, min_sep, mo
         taken.append((round_index, clock.now))
         assert count >= len(taken)
     timer.close()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

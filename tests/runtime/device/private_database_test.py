@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import sys
 import threading
 
 import pytest
@@ -103,7 +102,3 @@ def test_a_transaction_that_the_disk_has_no_room_for_is_undone(path):
     assert database.read("SELECT count(*) FROM other") == [(0,)]
     database.check()
     database.close()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -7,7 +7,6 @@ import math
 import os
 import random
 import signal
-import sys
 import threading
 import time as time_lib
 
@@ -330,10 +329,7 @@ class _Held:
 
 def _run_held(held, should_stop):
     schedule = scheduler.Schedule(
-        "ab",
-        clock=time_lib.monotonic,
-        generator=random.Random(0),
-        waits=backoff.Waits(first_s=0.0),
+        "ab", clock=time_lib.monotonic, generator=random.Random(0), waits=backoff.Waits(first_s=0.0)
     )
     scheduler.run_jobs(
         schedule,
@@ -373,10 +369,7 @@ def test_a_device_that_is_selected_in_two_populations_trains_for_one_after_the_o
 def test_no_session_begins_while_another_one_trains(monkeypatch):
     monkeypatch.setattr(scheduler, "_LOOK_S", 0.01)
     schedule = scheduler.Schedule(
-        "ab",
-        clock=time_lib.monotonic,
-        generator=random.Random(0),
-        waits=backoff.Waits(first_s=0.0),
+        "ab", clock=time_lib.monotonic, generator=random.Random(0), waits=backoff.Waits(first_s=0.0)
     )
     turn, begun, looks = session.Turn(), [], []
     is_reported = threading.Event()
@@ -447,7 +440,3 @@ def test_bad_populations_are_named(populations):
 def test_bad_waits_are_named(changed, name):
     with pytest.raises(ValueError, match=name):
         backoff.Waits(**changed)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

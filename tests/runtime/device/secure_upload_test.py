@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import sys
 import threading
 import time
 
@@ -441,7 +440,3 @@ def test_a_token_of_the_beginning_of_reporting_holds_at_its_end():
     proof = made.make_proof(b"key")
     now[0] += 3600.0
     assert made.verify(b"key", proof)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import re
-import sys
 import threading
 import time
 
@@ -254,13 +253,7 @@ def test_sessions_train_one_at_a_time_and_report_side_by_side(device):
         log.append(f"{name} has trained")
 
     def run(name):
-        steps = _Steps(
-            device,
-            rule=None,
-            check_in=meet,
-            train=lambda _: train(name),
-            upload=meet,
-        )
+        steps = _Steps(device, rule=None, check_in=meet, train=lambda _: train(name), upload=meet)
         clock, settable = device.clock, eligibility.SettableEligibility()
         return session.run(name, steps, None, settable, clock=clock, turn=turn)
 
@@ -349,7 +342,3 @@ def test_a_shape_is_never_anything_but_the_beginning_of_one_of_them(events):
             assert not any(s.startswith(before + event.value) for s in session_shape.SHAPES)
             continue
         assert any(s.startswith(str(shape)) for s in session_shape.SHAPES)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import unicodedata
 
 import hypothesis
@@ -87,7 +86,3 @@ def test_one_user_of_a_corpus_becomes_a_store_that_a_graph_parses(tmp_path):
 def test_other_values_are_refused_by_name(values, message):
     with pytest.raises(ValueError, match=f"label: .*{message}"):
         text_examples.encode({"label": values})
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 
@@ -85,7 +84,3 @@ def test_one_thread_watches_over_all_and_goes(watch):
     while watchers() and time.monotonic() < end:
         time.sleep(0.01)
     assert not watchers()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

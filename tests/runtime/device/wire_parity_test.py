@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import sys
 import time
 
 import numpy as np
@@ -176,7 +175,3 @@ def test_ten_secure_rounds_with_drop_outs_are_plain_sums(tmp_path, name):
         np.testing.assert_allclose(mine, np.asarray(expected), rtol=1e-6, atol=1e-6)
     print(dict(rounds.seen))
     assert rounds.seen["summed groups"] > 10 and rounds.seen["-v[]+!"] > 5
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -7,7 +7,6 @@ import functools
 import gc
 import itertools
 import random
-import sys
 import threading
 import time
 import weakref
@@ -205,9 +204,7 @@ def test_a_plan_is_loaded_once_for_many_sessions(server, device, plan, monkeypat
     for round_index in (1, 2):
         evaluation = _plan(kind=plan_pb2.EVALUATION, participation=None)
         _serve(
-            server,
-            _configuration(evaluation, round_index=round_index),
-            wire_server.answer(True),
+            server, _configuration(evaluation, round_index=round_index), wire_server.answer(True)
         )
         assert device.run().outcome is session.SessionOutcome.COMPLETED
     assert len(loaded) == 1
@@ -872,7 +869,3 @@ def test_an_address_that_changes_is_followed(tmp_path):
         places.clear()
         list(_run_sessions(connection, [0], tmp_path))
         assert servers.sessions == [2, 4]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 
 import pytest
 
@@ -65,7 +64,3 @@ def test_four_times_as_many_devices_are_there_at_night():
     assert night > 0.7 * len(devices)
     assert night > 4 * noon
     assert devices[0].unmet() in ((), ("charging",))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

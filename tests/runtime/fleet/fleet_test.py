@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 
 import pytest
 
@@ -212,7 +211,3 @@ def test_bad_fleets_are_named(changed, name):
     server = fleet.ConnectionSettings("localhost:1", b"", ())
     with pytest.raises(ValueError, match=name):
         fleet.Fleet(server, "p", "docs", **({"num_devices": 1} | changed))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -25,12 +25,7 @@ def server(folder, address, where=None):
 
 def of(folder, address, **options):
     data = text_service.write_corpus(folder)
-    values = {
-        "num_devices": 20,
-        "rates": _PERFECT,
-        "start_within_s": 0.2,
-        "usual_wait_s": 1.0,
-    }
+    values = {"num_devices": 20, "rates": _PERFECT, "start_within_s": 0.2, "usual_wait_s": 1.0}
     return fleet.Fleet(
         server(folder, address), text_service.POPULATION, str(data), **(values | options)
     )

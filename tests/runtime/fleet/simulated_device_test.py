@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 import numpy as np
@@ -131,7 +130,3 @@ def test_devices_that_rest_are_told_what_mends_it_until_a_report_counts():
     assert "the last of them: min_sep=3. If" in counts.summary(1.0)[2]
     counts.add(tally.SessionEnd("-v[]+^", session.SessionOutcome.COMPLETED, "", "t", 4))
     assert len(counts.summary(1.0)) == 2
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -4,7 +4,6 @@ import collections
 import contextlib
 import random
 import shutil
-import sys
 
 import pytest
 
@@ -137,7 +136,3 @@ def test_a_corrupted_file_is_read_as_it_was_or_refused(tmp_path, size, count):
 def test_many_corrupted_files_are_read_as_they_were_or_refused(tmp_path, size):
     outcomes = _corruptions(tmp_path, size, 1_000, seed=1)
     assert outcomes["refused"] > 500
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 
 import grpc
-import pytest
 
 from tests.runtime.server import example_service as example
 from tff_dpftrl.runtime.actors import population
@@ -45,7 +43,3 @@ def test_no_more_sessions_are_told_of_than_there_were(tmp_path):
                 assert seen.session_table.rows() == [("-v[*", told, 100.0)]
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

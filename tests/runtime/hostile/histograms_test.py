@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import sys
 
 import hypothesis
 import numpy as np
@@ -178,7 +177,3 @@ def test_an_honest_task_states_what_it_stated_before(task, device):
     assert (statement.observed.min_sep, statement.observed.max_participations) == (2, 3)
     assert statement.headline_caveats == ()
     assert task.refusal(rounds.commit) == "all 6 declared rounds are done"
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import sys
 
 import pytest
 
@@ -139,8 +138,7 @@ def test_secure_sums_go_on_beside_silent_devices():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "factor"),
-    [(SECONDS, 2), pytest.param(2 * SECONDS, 3, marks=pytest.mark.slow)],
+    ("seconds", "factor"), [(SECONDS, 2), pytest.param(2 * SECONDS, 3, marks=pytest.mark.slow)]
 )
 def test_without_limits_few_commits_are_left(undisturbed, seconds, factor):
     """The attack is one: nobody is told apart, and silent devices are waited for."""
@@ -173,7 +171,3 @@ def test_few_more_participations_are_used_up_when_nobody_is_silent():
         used.append(sum(run.chosen[False] for run in runs) / done)
     print(f"{used} honest devices are chosen for each commit")
     assert used[1] <= 1.05 * used[0]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 
 import pytest
@@ -83,7 +82,3 @@ def test_a_disk_that_is_full_for_a_while_uses_up_one_cohort(tmp_path):
     assert len(served.released()) >= 5
     assert sum(bool(row.get("skipped")) for row in rows) >= 1
     assert [row["round"] for row in rows] == list(range(len(rows)))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """What a device's report in the clear reaches beyond its own update: nothing."""
 
-import sys
-
 import numpy as np
 import pytest
 
@@ -176,7 +174,3 @@ def test_a_device_whose_training_diverges_is_never_refused_for_its_metrics(train
     summation = task.served.task.summation.for_round(content)
     total = summation.accumulate(summation.zero(), report)
     assert all(np.isfinite(part).all() for part in total.sums)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,6 @@
 """What one device's vector reaches in a secure sum: its own group's round, and nothing else."""
 
 import random
-import sys
 
 import hypothesis
 import numpy as np
@@ -231,7 +230,3 @@ def test_the_devices_of_a_spoilt_group_are_told_that_it_is_lost(game):
     spoilt, (part,) = _run(game, [_LIES["everything is huge"](game), *game.honest[1:3]])
     assert {end.refusal for end in spoilt.values()} == {messages.Refusal.GROUP_LOST}
     assert part.total is None and part.counts["lost_groups"] == 1
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

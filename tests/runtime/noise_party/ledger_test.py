@@ -147,7 +147,3 @@ def test_what_was_sent_before_a_kill_is_in_the_ledger(path):
             sent += [int(line) for line in process.stdout if line.endswith("\n")]
         assert _open(path).next_row > sent[-1]
     assert sent == sorted(set(sent)) and len(sent) >= 6
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
 
 import numpy as np
 import pytest
@@ -289,7 +288,3 @@ def test_noise_after_a_restart_is_that_of_a_party_that_went_on(run, server, tmp_
         modulus = rounds.parameters.layout[3].modulus
         np.testing.assert_array_equal(rounds.totals[0][3], (integers + 3) % modulus)
         again.close()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import numpy as np
 import pytest
@@ -146,7 +145,3 @@ def test_the_broadcast_has_rotation_and_clip_norm():
 
 def test_hashes_are_those_of_the_devices_plans():
     assert promise_lib.plan_hashes(noisy_task.make()) == {noisy_task.PLAN_SHA256}
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import sys
 import types
 
 import numpy as np
@@ -161,7 +160,3 @@ def test_a_reduced_tree_of_an_earlier_version_is_refused(tmp_path):
     with pytest.raises(ValueError, match="an earlier version has given noise of this tree"):
         rows_lib.Rows(noise, ledger)
     rows_lib.Rows(_noise(_BLT, 10), ledger)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

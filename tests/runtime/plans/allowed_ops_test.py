@@ -1,7 +1,6 @@
 """The list of operations that devices run."""
 
 import re
-import sys
 
 import pytest
 import tensorflow as tf
@@ -68,7 +67,3 @@ def test_gradients_of_the_models_need_no_other(name):
         used |= {node.op for node in function.node_def}
     called = {function.signature.name for function in graph.as_graph_def().library.function}
     assert used - called <= allowed_ops.allowed(allowed_ops.RUNTIME_VERSION)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
@@ -144,7 +142,3 @@ def test_a_bad_list_is_named(tmp_path, content, message):
 def test_a_missing_list_is_named(tmp_path):
     with pytest.raises(validation.UsageError, match="There are no reviewers at"):
         approvals.read_reviewers(tmp_path / "none", 1)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

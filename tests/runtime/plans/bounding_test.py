@@ -1,7 +1,5 @@
 """From what is known of a process to the bounds of its reports."""
 
-import sys
-
 import numpy as np
 import pytest
 
@@ -244,7 +242,3 @@ def test_secure_sums(metrics, update, bit):
 def test_what_nothing_bounds_is_refused_with_the_remedy(update, rules, limits, message):
     with pytest.raises(bounding.UnboundedError, match=message):
         _bounds(update, secure_sums=rules, **limits)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

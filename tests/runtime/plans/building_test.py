@@ -1,7 +1,5 @@
 """From rounds to plans: what is in them, and which rounds are refused."""
 
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -224,7 +222,3 @@ def test_a_server_draws_anew_in_every_execution_and_from_the_system_only(process
         other = small_tasks.federated_averaging(small_tasks.fixed(0.5, deterministic_seed=None))
     with pytest.raises(building.CannotPlanError, match="TextLineDataset.*nobody could check"):
         small_tasks.build_plans(other)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

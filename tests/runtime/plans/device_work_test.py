@@ -1,6 +1,5 @@
 """Tests that devices run verified plans, can be interrupted, and reveal nothing of examples."""
 
-import sys
 import threading
 
 import numpy as np
@@ -107,7 +106,3 @@ def test_a_graph_that_tensorflow_refuses_is_refused():
     plan.graph.graph_def = graph_def.SerializeToString()
     with pytest.raises(signing.PlanRefusedError, match="cannot be loaded: TensorFlow raises"):
         device_work.DeviceWork(plan)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

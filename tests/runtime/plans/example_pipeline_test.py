@@ -1,7 +1,5 @@
 """Batches that a plan makes of serialized examples."""
 
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -33,10 +31,7 @@ def _batches(examples, *, seed=None, **options):
 
 def test_sequences_are_padded_cut_and_shifted():
     found = _batches([[2, 5, 6], [2, 7, 8, 9, 10, 11], []])
-    assert found == [
-        ([[2, 5, 6], [2, 7, 8]], [[5, 6, 0], [7, 8, 9]]),
-        ([[0, 0, 0]], [[0, 0, 0]]),
-    ]
+    assert found == [([[2, 5, 6], [2, 7, 8]], [[5, 6, 0], [7, 8, 9]]), ([[0, 0, 0]], [[0, 0, 0]])]
 
 
 def test_no_examples_make_no_batch():
@@ -88,7 +83,3 @@ def test_bad_options_are_refused(options, message):
     values = {"features": {"x": tf.io.FixedLenFeature([], tf.float32)}, "batch_size": 1} | options
     with pytest.raises(ValueError, match=message):
         example_pipeline.ExamplePipeline(to_batch=dict, **values)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

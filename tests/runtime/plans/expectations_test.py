@@ -1,7 +1,6 @@
 """Expectations of an engineer that are met, are not met, and cannot be evaluated."""
 
 import dataclasses
-import sys
 
 import numpy as np
 import pytest
@@ -52,10 +51,7 @@ _NOT_MET = [
     (expectations.update_norm_between(0.0, 0.45), "update 0.5, 0.4, 0.3"),
     (expectations.unknown_features_are_ignored(), "relative difference of two updates 1"),
     (expectations.expect("false", lambda trial: False), "client_work/train/loss 3, 2, 1.5; "),
-    (
-        expectations.expect("own", lambda trial: expectations.Outcome(False, "7 of 8")),
-        "7 of 8",
-    ),
+    (expectations.expect("own", lambda trial: expectations.Outcome(False, "7 of 8")), "7 of 8"),
     *[(one, "update 0.5, 0.4, 0.3") for one in expectations.from_text("update < 0.5,update>0.3")],
 ]
 
@@ -152,7 +148,3 @@ def test_differences_of_secure_sums_are_modular():
     assert expectations.largest_difference(one, other, plan) == pytest.approx(expected)
     whole = dataclasses.replace(_trial(plan), update_of=lambda examples: one)
     assert expectations.same_in_every_run().outcome(whole).holds
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import tensorflow as tf
 
@@ -42,7 +40,3 @@ def test_bits_of_another_file_are_not_fresh():
 @pytest.mark.parametrize("content", [b"", b"TextLineDataset", b"\xff"])
 def test_what_is_no_graph_reads_nothing(content):
     assert not fresh_bits.are_read(content)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

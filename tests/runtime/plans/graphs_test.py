@@ -1,7 +1,5 @@
 """Graphs of plans name nothing of where they were traced, and compute what was traced."""
 
-import sys
-
 import pytest
 import tensorflow as tf
 
@@ -95,7 +93,3 @@ def test_a_graph_whose_shapes_differ_adds_not_in_pairs():
     wide, unknown = tf.TensorSpec([3, 2], tf.float64), tf.TensorSpec([None], tf.float64)
     for specs in ((wide, _PAIR[0]), (unknown, unknown)):
         assert not graphs.adds_in_pairs(_of_pairs(lambda a, b: [a + b], specs))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -80,7 +80,3 @@ def test_another_tensorflow_gives_the_same_update():
         assert process.tensorflow != tf.__version__
         for one, other in zip(process.run(examples, plain_plans.SCALE), expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-6)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

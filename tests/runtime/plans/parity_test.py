@@ -150,7 +150,3 @@ def test_a_device_without_tff_computes_the_same_update(tmp_path):
     assert "tensorflow_federated is blocked" in done.stdout
     here = device_work.load(signed, small_tasks.KEYS).run(examples, broadcast)
     assert (tmp_path / "update").read_bytes() == tensor_values.to_bytes(here)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -319,7 +319,3 @@ def test_proxies_must_have_examples(plans):
 def test_bad_predicates_are_refused(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         predicates.Predicates(**options)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

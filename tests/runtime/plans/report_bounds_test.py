@@ -1,7 +1,5 @@
 """Bounds of reports and of sums: what is refused, and what never is."""
 
-import sys
-
 import numpy as np
 import pytest
 
@@ -140,10 +138,7 @@ def test_a_tensor_without_a_bound_is_refused():
 
 @pytest.mark.parametrize(
     ("rule", "largest", "room"),
-    [
-        (None, 2**31 // _MOST + 1, "2.14748e"),
-        (plan_pb2.SecureSum(modulus=1000), 100, "999"),
-    ],
+    [(None, 2**31 // _MOST + 1, "2.14748e"), (plan_pb2.SecureSum(modulus=1000), 100, "999")],
 )
 def test_sums_have_room_for_the_most_reports(rule, largest, room):
     rules = [] if rule is None else [rule]
@@ -165,7 +160,3 @@ def test_a_sum_is_not_checked_where_noise_parties_have_added_to_it():
     bounds.check_sum(_report(1, (900.0, 0.0, 0.0)), 2)
     with pytest.raises(report_bounds.OutOfBoundsError):
         bounds.check_sum(_report(11), 2)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fractions
 import math
-import sys
 
 import hypothesis
 import numpy as np
@@ -164,7 +163,3 @@ def test_places_that_cannot_be_rounded_are_refused(rounded):
     tensors = _plan(*[np.zeros(2)] * 2, np.zeros(2, np.int64), np.zeros(2)).update
     with pytest.raises(ValueError, match="rounded names the tensors"):
         rounded_updates.check_places(rounded, tensors, 1)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 
 import numpy as np
 import pytest
@@ -98,7 +97,3 @@ def test_a_plan_with_a_call_to_this_process_is_refused():
     graph = building.graphs.traced(skip, specs, inputs=labels, outputs=labels)
     with pytest.raises(building.CannotPlanError, match="PyFunc"):
         building._check_noise("skip", graph)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

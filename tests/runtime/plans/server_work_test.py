@@ -203,7 +203,3 @@ def test_integers_out_of_the_range_of_a_secure_sum_are_refused(secagg):
         wrong[-1][...] = entry
         with pytest.raises(server_work.UpdateRefusedError, match="integers outside"):
             server.accumulate(server.zero(), wrong)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

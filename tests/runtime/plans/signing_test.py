@@ -1,7 +1,5 @@
 """Signed plans: who vouches for which bytes, and as what."""
 
-import sys
-
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
@@ -71,7 +69,3 @@ def test_a_device_gets_the_newest_variant_that_it_can_run():
     variants = [plan_pb2.DevicePlan(least_runtime_version=v) for v in (4, 2, 3, 2)]
     chosen = [signing.variant_for(variants, version) for version in (1, 2, 3, 5)]
     assert chosen == [None, 1, 2, 0]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

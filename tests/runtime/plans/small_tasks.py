@@ -36,10 +36,7 @@ EPOCHS = 2
 SELECTION = plan_pb2.Selection(collection="numbers", max_examples=50, max_age_hours=48.0)
 LIMITS = plan_pb2.Limits(memory_bytes=500_000_000, seconds=60.0, upload_bytes=10_000)
 PARTICIPATION = plan_pb2.Participation(
-    min_sep_rounds=2,
-    min_sep_hours=1.5,
-    stride_edges=[1, 2, 4],
-    times_edges=[1, 2, 3],
+    min_sep_rounds=2, min_sep_hours=1.5, stride_edges=[1, 2, 4], times_edges=[1, 2, 3]
 )
 _BLT = blt.Blt((0.9, 0.5), (0.3, 0.2))
 _SGD = optimizers.sgdm(0.1)

@@ -1,7 +1,6 @@
 """Tensors as bytes: back bit for bit, and refused when they are not what a plan says."""
 
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -143,7 +142,3 @@ def test_a_report_that_came_in_parts_is_read_and_refused_like_any_other():
 def test_what_cannot_be_read_is_refused():
     with pytest.raises(tensor_values.ValuesError, match="state cannot be read"):
         tensor_values.from_bytes(b"\xff\xff", [], "state")
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

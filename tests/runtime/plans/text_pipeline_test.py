@@ -1,7 +1,5 @@
 """Texts become sequences inside of a plan as they do on a host."""
 
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -149,7 +147,3 @@ def test_devices_run_all_of_its_operations(of_sub_words, sub_words):
     nodes = [*graph_def.node, *(n for f in graph_def.library.function for n in f.node_def)]
     assert {node.op for node in nodes} - functions - allowed_ops.allowed(1) == set()
     assert not {node.op for node in nodes} & allowed_ops.DRAWS_ANEW
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import hypothesis
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from hypothesis import strategies as st
 
+from tests.runtime.protocol import certificates
 from tff_dpftrl.runtime.protocol import attestation
 from tff_dpftrl.runtime.protocol.attestation import Verdict
 
@@ -18,16 +17,8 @@ _KEY = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 _NONCE = b"n" * attestation.NONCE_BYTES
 
 
-class _Clock:
-    def __init__(self, now=1_700_000_000.0):
-        self.now = now
-
-    def __call__(self):
-        return self.now
-
-
 def _pair(lifetime_s=300.0, key=_KEY, **options):
-    clock = _Clock()
+    clock = certificates.Clock()
     issuer = attestation.TokenIssuer(key, clock=clock, lifetime_s=lifetime_s)
     return clock, issuer, attestation.SignedTokens([_KEY.public_key()], clock=clock, **options)
 
@@ -58,7 +49,7 @@ def test_a_token_of_an_issuer_who_is_not_trusted_is_named():
     forged = claimed + other.sign(attestation._CONTEXT + claimed)
     assert verifier.verify(forged, _NONCE) is Verdict.BAD_SIGNATURE
     both = attestation.SignedTokens(
-        [_KEY.public_key(), other.public_key()], clock=_Clock(), clock_skew_s=0
+        [_KEY.public_key(), other.public_key()], clock=certificates.Clock(), clock_skew_s=0
     )
     assert both.verify(issuer.issue(_NONCE), _NONCE) is Verdict.GENUINE
     assert both.verify(genuine.issue(_NONCE), _NONCE) is Verdict.GENUINE
@@ -162,7 +153,7 @@ def test_a_bound_nonce_depends_on_every_part_and_where_parts_end():
 
 
 def test_bad_arguments_are_named():
-    clock = _Clock()
+    clock = certificates.Clock()
     with pytest.raises(ValueError, match="nonce must have 32 bytes, got 31"):
         attestation.TokenIssuer(_KEY, clock=clock).issue(b"n" * 31)
     with pytest.raises(ValueError, match="lifetime_s"):
@@ -171,7 +162,3 @@ def test_bad_arguments_are_named():
         attestation.SignedTokens([], clock=clock)
     with pytest.raises(ValueError, match="max_remembered"):
         attestation.SignedTokens([_KEY.public_key()], clock=clock, max_remembered=0)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import sys
 import types
 
 import hypothesis
@@ -26,17 +25,16 @@ _PLATFORM = certificates.Platform()
 _RSA = rsa.generate_private_key(65537, 2048)
 
 
-class _Clock:
-    def __init__(self):
-        self.now = certificates.NOW
-
-    def __call__(self):
-        return self.now
-
-
 def _verifier(roots=None, clock=None, **options):
     roots = [_PLATFORM.root] if roots is None else roots
-    return certificate_attestation.CertificateTokens(roots, clock=clock or _Clock(), **options)
+    return certificate_attestation.CertificateTokens(
+        roots, clock=clock or certificates.Clock(), **options
+    )
+
+
+def _certified(*arguments, key=_PLATFORM.key, **options):
+    """A device's certificate, and that of its authority."""
+    return [_PLATFORM.certify(key, *arguments, **options), _PLATFORM.authority]
 
 
 def _token(chain=None, key=None, nonce=_NONCE):
@@ -76,15 +74,15 @@ def test_a_token_for_another_nonce_stays_good_for_its_own():
     ],
 )
 def test_these_keys_of_devices_are_accepted(key):
-    chain = [_PLATFORM.certify(key), _PLATFORM.authority]
+    chain = _certified(key=key)
     assert _verdict(chain, key) is Verdict.GENUINE
 
 
 def test_weak_keys_of_devices_are_refused():
     weak = rsa.generate_private_key(65537, 1024)
-    assert _verdict([_PLATFORM.certify(weak), _PLATFORM.authority], weak) is Verdict.BAD_CHAIN
+    assert _verdict(_certified(key=weak), weak) is Verdict.BAD_CHAIN
     odd = certificates.new_key(ec.SECP256K1)
-    token = _token([_PLATFORM.certify(odd), _PLATFORM.authority], _PLATFORM.key)
+    token = _token(_certified(key=odd), _PLATFORM.key)
     assert _verifier().verify(token, _NONCE) is Verdict.BAD_CHAIN
 
 
@@ -103,22 +101,10 @@ _BAD_CHAINS = {
     "authority without usage": lambda: _authority(_RSA, usage=()),
     "authority with a weak key": lambda: _authority(rsa.generate_private_key(65537, 1024)),
     "unknown critical extension": lambda: _authority(_RSA, extension=_UNKNOWN),
-    "device with one": lambda: [
-        _PLATFORM.certify(_PLATFORM.key, extension=_UNKNOWN),
-        _PLATFORM.authority,
-    ],
-    "device without usage": lambda: [
-        _PLATFORM.certify(_PLATFORM.key, usage=()),
-        _PLATFORM.authority,
-    ],
-    "device with another usage": lambda: [
-        _PLATFORM.certify(_PLATFORM.key, usage=("key_encipherment",)),
-        _PLATFORM.authority,
-    ],
-    "device that is an authority": lambda: [
-        _PLATFORM.certify(_PLATFORM.key, is_authority=True),
-        _PLATFORM.authority,
-    ],
+    "device with one": lambda: _certified(extension=_UNKNOWN),
+    "device without usage": lambda: _certified(usage=()),
+    "device with another usage": lambda: _certified(usage=("key_encipherment",)),
+    "device that is an authority": lambda: _certified(is_authority=True),
     "device certified by a device": lambda: [
         certificates.certify("mine", _PLATFORM.key, "batch", _PLATFORM.key),
         *_PLATFORM.chain,
@@ -128,10 +114,7 @@ _BAD_CHAINS = {
         certificates.certify("deep", _RSA, "authority", _PLATFORM.authority_key, is_authority=True),
         _PLATFORM.authority,
     ],
-    "weak hash": lambda: [
-        _PLATFORM.certify(_PLATFORM.key, hash_algorithm=hashes.SHA224()),
-        _PLATFORM.authority,
-    ],
+    "weak hash": lambda: _certified(hash_algorithm=hashes.SHA224()),
     "authority of the same name": lambda: [
         certificates.certify("batch", _PLATFORM.key, "authority", _RSA),
         _PLATFORM.authority,
@@ -173,7 +156,7 @@ def test_sha_1_is_refused():
 def test_a_signature_by_another_key_is_refused():
     assert _verdict(key=certificates.new_key()) is Verdict.BAD_SIGNATURE
     # Nor does it pass for another certificate of the same key.
-    again = [_PLATFORM.certify(_PLATFORM.key), _PLATFORM.authority]
+    again = _certified()
     first, second = _token(), _token(again)
     size = 35 + int.from_bytes(first[33:35], "big")
     start = 35 + int.from_bytes(second[33:35], "big")
@@ -181,16 +164,16 @@ def test_a_signature_by_another_key_is_refused():
 
 
 def test_certificates_expire_and_have_to_begin():
-    clock = _Clock()
+    clock = certificates.Clock()
     verifier = _verifier(clock=clock)
-    short = [_PLATFORM.certify(_PLATFORM.key, days=11), _PLATFORM.authority]
+    short = _certified(days=11)
     assert verifier.verify(_token(short), _NONCE) is Verdict.GENUINE
     clock.now += 2 * 86_400
     token = _token(short, nonce=_OTHER)
     assert verifier.verify(token, _OTHER) is Verdict.NOT_VALID_NOW
     clock.now -= 2 * 86_400  # A clock that goes back revives nothing.
     assert verifier.verify(token, _OTHER) is Verdict.NOT_VALID_NOW
-    early = _Clock()
+    early = certificates.Clock()
     early.now -= 9 * 86_400
     verifier = _verifier(clock=early)
     early.now = certificates.NOW - 20 * 86_400
@@ -205,7 +188,7 @@ def test_a_revoked_certificate_anywhere_on_the_path_is_refused(which):
 
 
 def test_memory_is_bounded_and_comes_back():
-    clock = _Clock()
+    clock = certificates.Clock()
     verifier = _verifier(clock=clock, max_remembered=2, remember_s=10.0)
     nonces = [bytes([i]) * 32 for i in range(4)]
     verdicts = [verifier.verify(_token(nonce=nonce), nonce) for nonce in nonces[:3]]
@@ -215,7 +198,7 @@ def test_memory_is_bounded_and_comes_back():
 
 
 _SEEDED = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
-_FIXED = _token([_PLATFORM.certify(_SEEDED), _PLATFORM.authority], _SEEDED)
+_FIXED = _token(_certified(key=_SEEDED), _SEEDED)
 
 
 def test_the_token_whose_bytes_are_changed_is_genuine():
@@ -257,7 +240,7 @@ def test_a_server_keeps_and_logs_nothing_of_a_certificate(caplog):
     caplog.set_level(logging.DEBUG)
     name = "device-4711"
     verifier = _verifier()
-    chain = [_PLATFORM.certify(_PLATFORM.key, name), _PLATFORM.authority]
+    chain = _certified(name)
     assert verifier.verify(_token(chain), _NONCE) is Verdict.GENUINE
     assert verifier.verify(_token(chain[:1], nonce=_OTHER), _OTHER) is Verdict.BAD_CHAIN
     assert name not in caplog.text
@@ -333,10 +316,6 @@ def test_serial_numbers_are_read(tmp_path):
 
 def test_long_chains_are_refused_before_they_are_sent():
     long = x509.UnrecognizedExtension(x509.ObjectIdentifier("1.2.3.4"), bytes(3000))
-    chain = [_PLATFORM.certify(_PLATFORM.key, extension=long), _PLATFORM.authority]
+    chain = _certified(extension=long)
     with pytest.raises(validation.UsageError, match="more than 3500: leave out the root"):
         _token(chain)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

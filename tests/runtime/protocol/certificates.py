@@ -16,6 +16,15 @@ _BEGIN = datetime.datetime.fromtimestamp(NOW, datetime.timezone.utc) - datetime.
 _numbers = itertools.count(1)
 
 
+class Clock:
+    """A clock that stands at `NOW` until a test sets it."""
+
+    now = NOW
+
+    def __call__(self):
+        return self.now
+
+
 def new_key(curve=ec.SECP256R1):
     """Makes another key on an elliptic curve, the same in each run."""
     return ec.derive_private_key(next(_numbers) << 200, curve())
@@ -104,9 +113,7 @@ def pem(*certificates):
 def key_pem(key):
     """Serialises a private key."""
     return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 

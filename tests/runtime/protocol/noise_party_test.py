@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
@@ -28,7 +26,3 @@ def test_a_changed_announcement_is_not_signed(change):
     made = noise_party.announcement(_KEY, _NONCE, "next word", 7)
     made.MergeFrom(wire_pb2.NoiseParty(**change))
     assert not noise_party.is_signed(made, [_NONCE])
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,6 +1,5 @@
 import math
 import random
-import sys
 
 import numpy as np
 import pytest
@@ -163,7 +162,3 @@ def test_hours_without_devices_have_an_end():
 def test_senseless_settings_are_refused_by_name(argument, value):
     with pytest.raises(ValueError, match=argument):
         steering(**{argument: value})
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import pytest
 
@@ -71,7 +70,3 @@ def test_the_context_of_a_secure_sum_is_all_that_devices_are_told():
     ]
     contexts = {session_stream.secure_sum_context(*each) for each in [*arguments, *arguments]}
     assert len(contexts) == len(arguments) and {len(context) for context in contexts} == {32}
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -247,7 +246,3 @@ def test_a_clock_that_was_a_year_ahead_stops_the_learning_for_a_day_at_most():
     for step in range(2 * 72):
         learner.came(10 * DAY + step * 1200.0, 20_000)
     assert learner.available.max() > 1.1 * before.max()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

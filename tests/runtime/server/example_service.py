@@ -11,6 +11,7 @@ import random
 
 import grpc
 
+from tests.runtime import stories
 from tff_dpftrl.runtime import tls
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.plans import plan_pb2
@@ -201,6 +202,9 @@ def play(folder, story, *tasks, model=b"0", **changes):
 
     asyncio.run(asyncio.wait_for(run(), 60))
     return notes
+
+
+story = stories.played_by(play, "channel", "notes", "store")
 
 
 @dataclasses.dataclass

@@ -1,6 +1,5 @@
 import asyncio
 import gc
-import sys
 
 import pytest
 
@@ -54,7 +53,3 @@ def test_sessions_leave_next_to_no_cycles_behind(tmp_path):
     assert (
         num_objects < 20 * 8
     )  # The client's half included; a session in a cycle has more than 20.
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

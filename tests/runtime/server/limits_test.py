@@ -1,5 +1,4 @@
 import asyncio
-import sys
 
 import pytest
 
@@ -101,7 +100,3 @@ def test_room_is_given_in_order_and_to_nobody_who_is_gone():
 def test_senseless_limits_are_refused_by_name(name, value):
     with pytest.raises(ValueError, match=name):
         limits.Limits(**{name: value})
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import sys
 
 import grpc
 import pytest
@@ -202,7 +201,3 @@ def test_a_noise_party_must_have_signed_this_challenge(tmp_path):
         assert (await stream.status())[0] is grpc.StatusCode.UNAUTHENTICATED
 
     play(tmp_path, story, served)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

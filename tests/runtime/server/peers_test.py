@@ -1,5 +1,3 @@
-import sys
-
 import grpc
 import pytest
 
@@ -88,7 +86,3 @@ def test_names_differ_between_starts_and_nothing_is_kept_of_who_has_left():
     assert "192.0.2.1" not in repr(first)
     counted.leave(first)
     assert not counted._open
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

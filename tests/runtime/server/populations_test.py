@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import sys
 import time
 
 import grpc
@@ -269,7 +268,3 @@ def test_shares_are_even_parts_of_one_half_unless_given():
     assert served_population.shares(populations[:1]) == {"a": 0.0}
     with pytest.raises(ValueError, match="must have those of the population"):
         dataclasses.replace(populations[0], tasks={})
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,5 +1,4 @@
 import asyncio
-import sys
 
 import grpc
 import pytest
@@ -55,7 +54,3 @@ def test_what_is_not_just_a_part_is_read_as_any_message():
         read_parts(part(content), REPORT, most_bytes=2000)
     with pytest.raises(Refused, match="ended without a report"):
         read_parts(part(content))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

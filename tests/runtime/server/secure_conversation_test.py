@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 
 import grpc
@@ -11,7 +10,7 @@ import pytest
 
 from tests.runtime.server import example_secure_task
 from tests.runtime.server import example_service as example
-from tests.runtime.server.example_service import play
+from tests.runtime.server.example_service import play, story
 from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 from tff_dpftrl.runtime.server import limits
@@ -78,42 +77,38 @@ def test_rounds_are_sums_of_groups(tmp_path, threat_model):
 
 
 @pytest.mark.parametrize("step", range(4))
-def test_a_device_that_goes_away_is_left_out_or_was_in_the_sum(tmp_path, step):
-    async def story(channel, notes, store):
-        devices = await configured(channel)
-        for _ in range(step):
-            await one_step(devices)
-        devices[1].stream.call.cancel()
-        answers = await finish([device for device in devices if device is not devices[1]])
-        assert all(answer.accepted for answer in answers)
-        row = await committed(store)
-        left = NUMBERS if step == 3 else [NUMBERS[0], *NUMBERS[2:]]
-        assert row["total"] == sum_of(*left) and row["devices/reports"] == len(left)
-        await round_goes_on(channel, store, done=1)
-
-    play(tmp_path, story, example_secure_task.served())
+@story(example_secure_task.served())
+async def test_a_device_that_goes_away_is_left_out_or_was_in_the_sum(channel, store, step):
+    devices = await configured(channel)
+    for _ in range(step):
+        await one_step(devices)
+    devices[1].stream.call.cancel()
+    answers = await finish([device for device in devices if device is not devices[1]])
+    assert all(answer.accepted for answer in answers)
+    row = await committed(store)
+    left = NUMBERS if step == 3 else [NUMBERS[0], *NUMBERS[2:]]
+    assert row["total"] == sum_of(*left) and row["devices/reports"] == len(left)
+    await round_goes_on(channel, store, done=1)
 
 
 @pytest.mark.parametrize("step", range(1, 4))
-def test_with_fewer_than_the_least_number_the_group_is_lost_and_nothing_is_revealed(tmp_path, step):
-    async def story(channel, notes, store):
-        devices = await configured(channel)
-        for _ in range(step):
-            await one_step(devices)
-        for device in devices[:2]:
-            device.stream.call.cancel()
-        await example.until(lambda: notes.named("closed") == [("closed", "training")] * 2)
-        answers = await finish(devices[2:])
-        assert [(answer.accepted, answer.reason) for answer in answers] == [
-            (False, "group lost")
-        ] * 2
-        await example.until(lambda: notes.of(events.RoundLost))
-        (lost,) = notes.of(events.RoundLost)
-        assert lost.counts["lost_groups"] == 1 and lost.counts["reports"] == 0
-        assert not example.totals(store)
-        await round_goes_on(channel, store)
-
-    play(tmp_path, story, example_secure_task.served())
+@story(example_secure_task.served())
+async def test_with_fewer_than_the_least_number_the_group_is_lost_and_nothing_is_revealed(
+    channel, notes, store, step
+):
+    devices = await configured(channel)
+    for _ in range(step):
+        await one_step(devices)
+    for device in devices[:2]:
+        device.stream.call.cancel()
+    await example.until(lambda: notes.named("closed") == [("closed", "training")] * 2)
+    answers = await finish(devices[2:])
+    assert [(answer.accepted, answer.reason) for answer in answers] == [(False, "group lost")] * 2
+    await example.until(lambda: notes.of(events.RoundLost))
+    (lost,) = notes.of(events.RoundLost)
+    assert lost.counts["lost_groups"] == 1 and lost.counts["reports"] == 0
+    assert not example.totals(store)
+    await round_goes_on(channel, store)
 
 
 def of(**message):
@@ -136,34 +131,32 @@ def of(**message):
         (3, of(revealed_shares={"of_mask_keys": [{"index": 1}]}), "unusable: Shares that were"),
     ],
 )
-def test_what_is_wrong_in_a_step_is_refused_by_name_and_the_round_goes_on(
-    tmp_path, step, content, reason
+@story(example_secure_task.served())
+async def test_what_is_wrong_in_a_step_is_refused_by_name_and_the_round_goes_on(
+    channel, store, step, content, reason
 ):
-    async def story(channel, notes, store):
-        first, bad, *others = devices = await configured(channel)
-        sent = {}
-        for _ in range(step):
-            sent["again"] = bad.message.SerializeToString()
-            await one_step(devices)
-        await first.send()
-        sent["replayed"] = first.message.SerializeToString()
-        # Until the first one's message has arrived, which only a replay needs.
-        await asyncio.sleep(1.0 if content == "replayed" else 0.0)
-        await bad.stream.send(secure_sum=sent.get(content, content))
-        answer = await bad.stream.receive()
-        assert not answer.accepted and answer.reason.startswith(reason), answer.reason
-        assert (await bad.stream.status())[0] is Status.OK
+    first, bad, *others = devices = await configured(channel)
+    sent = {}
+    for _ in range(step):
+        sent["again"] = bad.message.SerializeToString()
+        await one_step(devices)
+    await first.send()
+    sent["replayed"] = first.message.SerializeToString()
+    # Until the first one's message has arrived, which only a replay needs.
+    await asyncio.sleep(1.0 if content == "replayed" else 0.0)
+    await bad.stream.send(secure_sum=sent.get(content, content))
+    answer = await bad.stream.receive()
+    assert not answer.accepted and answer.reason.startswith(reason), answer.reason
+    assert (await bad.stream.status())[0] is Status.OK
 
-        async def go_on():
-            return first.answer if await first.receive() else await first.finish()
+    async def go_on():
+        return first.answer if await first.receive() else await first.finish()
 
-        answers = [*await asyncio.gather(go_on(), *(device.finish() for device in others))]
-        assert all(answer.accepted for answer in answers)
-        row = await committed(store)
-        left = NUMBERS if step == 3 else [NUMBERS[0], *NUMBERS[2:]]
-        assert row["total"] == sum_of(*left) and row["devices/unusable"] == 1
-
-    play(tmp_path, story, example_secure_task.served())
+    answers = [*await asyncio.gather(go_on(), *(device.finish() for device in others))]
+    assert all(answer.accepted for answer in answers)
+    row = await committed(store)
+    left = NUMBERS if step == 3 else [NUMBERS[0], *NUMBERS[2:]]
+    assert row["total"] == sum_of(*left) and row["devices/unusable"] == 1
 
 
 async def with_one_of_another_session(channel, threat_model):
@@ -174,54 +167,46 @@ async def with_one_of_another_session(channel, threat_model):
     return await finish([other, *others])
 
 
-def test_keys_of_another_session_are_refused_where_they_are_signed(tmp_path):
-    async def story(channel, notes, store):
-        replayed, *others = await with_one_of_another_session(channel, example_secure_task.ACTIVE)
-        assert replayed.reason == "unusable: Keys that are not signed for this session."
-        assert all(answer.accepted for answer in others)
-        assert (await committed(store))["total"] == sum_of(*NUMBERS[1:])
-
-    play(tmp_path, story, example_secure_task.served(threat_model=example_secure_task.ACTIVE))
+@story(example_secure_task.served(threat_model=example_secure_task.ACTIVE))
+async def test_keys_of_another_session_are_refused_where_they_are_signed(channel, store):
+    replayed, *others = await with_one_of_another_session(channel, example_secure_task.ACTIVE)
+    assert replayed.reason == "unusable: Keys that are not signed for this session."
+    assert all(answer.accepted for answer in others)
+    assert (await committed(store))["total"] == sum_of(*NUMBERS[1:])
 
 
-def test_masks_of_another_session_are_a_lost_group_and_no_wrong_sum(tmp_path):
-    async def story(channel, notes, store):
-        answers = await with_one_of_another_session(channel, example_secure_task.HONEST)
-        assert {answer.reason for answer in answers} == {"group lost"}
-        await example.until(lambda: notes.of(events.RoundLost))
-        await round_goes_on(channel, store)
-
-    play(tmp_path, story, example_secure_task.served())
+@story(example_secure_task.served())
+async def test_masks_of_another_session_are_a_lost_group_and_no_wrong_sum(channel, notes, store):
+    answers = await with_one_of_another_session(channel, example_secure_task.HONEST)
+    assert {answer.reason for answer in answers} == {"group lost"}
+    await example.until(lambda: notes.of(events.RoundLost))
+    await round_goes_on(channel, store)
 
 
-def test_a_report_in_the_clear_is_refused_and_not_looked_at(tmp_path):
-    async def story(channel, notes, store):
-        devices = await configured(channel)
-        for device in devices[1:2]:
-            await device.stream.report(device.configuration.attempt, b"1,2,3")
-            answer = await device.stream.receive()
-            assert (answer.accepted, answer.reason) == (False, "in the clear")
-        answers = await finish([devices[0], *devices[2:]])
-        assert all(answer.accepted for answer in answers)
-        row = await committed(store)
-        assert row["total"] == sum_of(NUMBERS[0], *NUMBERS[2:])
-        assert row["devices/in the clear"] == 1
-
-    play(tmp_path, story, example_secure_task.served())
+@story(example_secure_task.served())
+async def test_a_report_in_the_clear_is_refused_and_not_looked_at(channel, store):
+    devices = await configured(channel)
+    for device in devices[1:2]:
+        await device.stream.report(device.configuration.attempt, b"1,2,3")
+        answer = await device.stream.receive()
+        assert (answer.accepted, answer.reason) == (False, "in the clear")
+    answers = await finish([devices[0], *devices[2:]])
+    assert all(answer.accepted for answer in answers)
+    row = await committed(store)
+    assert row["total"] == sum_of(NUMBERS[0], *NUMBERS[2:])
+    assert row["devices/in the clear"] == 1
 
 
-def test_a_secure_sum_is_unexpected_where_reports_are_in_the_clear(tmp_path):
-    async def story(channel, notes, store):
-        stream = await example.connect(channel)
-        await stream.check_in()
-        other = asyncio.create_task(example.take_part(channel))
-        configuration = await stream.receive()
-        assert not configuration.secure_sum_session
-        await stream.send(secure_sum=of(key_advertisement={}))
-        assert await stream.status() == (Status.INVALID_ARGUMENT, "a report was expected")
-        other.cancel()
-
-    play(tmp_path, story, example.served())
+@story(example.served())
+async def test_a_secure_sum_is_unexpected_where_reports_are_in_the_clear(channel):
+    stream = await example.connect(channel)
+    await stream.check_in()
+    other = asyncio.create_task(example.take_part(channel))
+    configuration = await stream.receive()
+    assert not configuration.secure_sum_session
+    await stream.send(secure_sum=of(key_advertisement={}))
+    assert await stream.status() == (Status.INVALID_ARGUMENT, "a report was expected")
+    other.cancel()
 
 
 @pytest.mark.parametrize(
@@ -237,18 +222,16 @@ def test_a_secure_sum_is_unexpected_where_reports_are_in_the_clear(tmp_path):
     ],
     ids=["oversized", "part", "check-in"],
 )
-def test_what_is_no_step_ends_the_session(tmp_path, message, code, text):
-    async def story(channel, notes, store):
-        devices = await configured(channel)
-        await devices[1].stream.send(**message)
-        assert await devices[1].stream.status() == (code, text)
-        answers = await finish([devices[0], *devices[2:]])
-        assert all(answer.accepted for answer in answers)
-        row = await committed(store)
-        assert row["total"] == sum_of(NUMBERS[0], *NUMBERS[2:])
-        assert row["devices/dropped"] == 1
-
-    play(tmp_path, story, example_secure_task.served())
+@story(example_secure_task.served())
+async def test_what_is_no_step_ends_the_session(channel, store, message, code, text):
+    devices = await configured(channel)
+    await devices[1].stream.send(**message)
+    assert await devices[1].stream.status() == (code, text)
+    answers = await finish([devices[0], *devices[2:]])
+    assert all(answer.accepted for answer in answers)
+    row = await committed(store)
+    assert row["total"] == sum_of(NUMBERS[0], *NUMBERS[2:])
+    assert row["devices/dropped"] == 1
 
 
 def test_shares_may_be_as_large_as_the_group_and_no_larger(tmp_path):
@@ -267,25 +250,21 @@ def test_shares_may_be_as_large_as_the_group_and_no_larger(tmp_path):
     play(tmp_path, story, example_secure_task.served(size=3000))
 
 
-def test_who_comes_too_late_is_told_so(tmp_path):
-    served = example_secure_task.served(3, over_selection=4 / 3, step_timeout=2.0)
-
-    async def story(channel, notes, store):
-        devices = await configured(channel)
-        await one_step(devices[:3])  # The goal is reached.
-        for late in devices[3:]:
-            await late.send()
-            await late.receive()
-            assert (late.answer.accepted, late.answer.reason) == (False, "late")
-        await one_step(devices[:3])
-        await one_step(devices[:3])
-        answers = [asyncio.create_task(device.finish()) for device in devices[:2]]
-        # The third one is in the sum, and does not help to unmask it in time.
-        assert (await committed(store))["total"] == sum_of(*NUMBERS[:3])
-        assert all(answer.accepted for answer in await asyncio.gather(*answers))
-        assert (await devices[2].finish()).accepted
-
-    play(tmp_path, story, served)
+@story(example_secure_task.served(3, over_selection=4 / 3, step_timeout=2.0))
+async def test_who_comes_too_late_is_told_so(channel, store):
+    devices = await configured(channel)
+    await one_step(devices[:3])  # The goal is reached.
+    for late in devices[3:]:
+        await late.send()
+        await late.receive()
+        assert (late.answer.accepted, late.answer.reason) == (False, "late")
+    await one_step(devices[:3])
+    await one_step(devices[:3])
+    answers = [asyncio.create_task(device.finish()) for device in devices[:2]]
+    # The third one is in the sum, and does not help to unmask it in time.
+    assert (await committed(store))["total"] == sum_of(*NUMBERS[:3])
+    assert all(answer.accepted for answer in await asyncio.gather(*answers))
+    assert (await devices[2].finish()).accepted
 
 
 def test_large_vectors_come_in_parts_and_take_their_room_until_they_are_added(tmp_path):
@@ -304,42 +283,38 @@ def test_large_vectors_come_in_parts_and_take_their_room_until_they_are_added(tm
     play(tmp_path, story, example_secure_task.served(size=size), limits=receiving)
 
 
-def test_parts_that_end_in_something_else_are_refused(tmp_path):
-    async def story(channel, notes, store):
-        devices = await configured(channel)
-        await one_step(devices)
-        await one_step(devices)
-        await devices[1].stream.send(update_part=b"1234")
-        await devices[1].stream.send(secure_sum=of(shares={}))
-        answer = await devices[1].stream.receive()
-        assert answer.reason == "unusable: the message came in parts and is no masked vector"
-        answers = await finish([devices[0], *devices[2:]])
-        assert all(answer.accepted for answer in answers)
-        assert (await committed(store))["total"] == sum_of(NUMBERS[0], *NUMBERS[2:])
-
-    play(tmp_path, story, example_secure_task.served())
+@story(example_secure_task.served())
+async def test_parts_that_end_in_something_else_are_refused(channel, store):
+    devices = await configured(channel)
+    await one_step(devices)
+    await one_step(devices)
+    await devices[1].stream.send(update_part=b"1234")
+    await devices[1].stream.send(secure_sum=of(shares={}))
+    answer = await devices[1].stream.receive()
+    assert answer.reason == "unusable: the message came in parts and is no masked vector"
+    answers = await finish([devices[0], *devices[2:]])
+    assert all(answer.accepted for answer in answers)
+    assert (await committed(store))["total"] == sum_of(NUMBERS[0], *NUMBERS[2:])
 
 
 @pytest.mark.parametrize("step", range(4))
 @pytest.mark.parametrize("killed", ["aggregator", "master"])
-def test_who_waits_for_an_actor_that_is_gone_is_told_so(tmp_path, killed, step):
-    async def story(channel, notes, store):
-        devices = await configured(channel)
-        for _ in range(step):
-            await one_step(devices)
-        await asyncio.gather(*(device.send() for device in devices[:3]))
-        engine = notes.server._engine
-        (aggregator,) = [name for name in engine._members if "/aggregator/" in name]
-        address = {"aggregator": aggregator, "master": aggregator.partition("/aggregator")[0]}
-        engine._lose(engine._members[address[killed]], "KilledByATest")
-        for device in devices[:3]:
-            assert await device.receive() and device.answer.reason == "late"
-        assert (await devices[3].finish()).reason == "late"
-        await example.until(lambda: notes.of(events.RoundLost))
-        assert not example.totals(store)
-        await round_goes_on(channel, store)
-
-    play(tmp_path, story, example_secure_task.served())
+@story(example_secure_task.served())
+async def test_who_waits_for_an_actor_that_is_gone_is_told_so(channel, notes, store, killed, step):
+    devices = await configured(channel)
+    for _ in range(step):
+        await one_step(devices)
+    await asyncio.gather(*(device.send() for device in devices[:3]))
+    engine = notes.server._engine
+    (aggregator,) = [name for name in engine._members if "/aggregator/" in name]
+    address = {"aggregator": aggregator, "master": aggregator.partition("/aggregator")[0]}
+    engine._lose(engine._members[address[killed]], "KilledByATest")
+    for device in devices[:3]:
+        assert await device.receive() and device.answer.reason == "late"
+    assert (await devices[3].finish()).reason == "late"
+    await example.until(lambda: notes.of(events.RoundLost))
+    assert not example.totals(store)
+    await round_goes_on(channel, store)
 
 
 def test_others_go_on_while_a_sum_is_unmasked(tmp_path, monkeypatch):
@@ -369,7 +344,3 @@ def test_others_go_on_while_a_sum_is_unmasked(tmp_path, monkeypatch):
         assert (await committed(store))["total"] == sum_of(*NUMBERS)
 
     play(tmp_path, story, example_secure_task.served())
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -110,7 +110,3 @@ def test_pieces_are_found_in_a_whole_vector_of_every_encoding(name, numbers):
     windows = found_in([b"x" + whole], search.pieces(numbers[0]))
     assert {f"{name}, from {start}" for start in (0, SIZE - search.WINDOW)} <= windows
     assert not found_in([whole], search.pieces(numbers[1]))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

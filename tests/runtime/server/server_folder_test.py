@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 
 import pytest
 
@@ -63,7 +62,3 @@ def test_an_issuers_key_that_others_can_use_is_refused_as_the_private_key_is(tmp
     folder.issuer.chmod(0o600)
     folder.make(NAMES)
     assert folder.issuer.read_bytes() == before
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

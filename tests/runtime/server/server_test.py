@@ -1,6 +1,5 @@
 import asyncio
 import dataclasses
-import sys
 
 import grpc
 import pytest
@@ -195,7 +194,3 @@ def test_devices_trust_no_other_certificate(tmp_path):
                 assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
 
     asyncio.run(story())
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,4 @@
 import asyncio
-import sys
-
-import pytest
 
 from tff_dpftrl.runtime.actors import messages
 from tff_dpftrl.runtime.server import session
@@ -20,7 +17,3 @@ def test_a_device_that_takes_part_is_not_sent_away_by_who_does_not_know():
         assert not made.has_mail
 
     asyncio.run(run())
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from tff_dpftrl.runtime.protocol import wire_pb2
@@ -56,7 +54,3 @@ def test_sessions_with_a_plan_are_counted_apart():
     shares.check(_summary(summaries.OTHER))
     with pytest.raises(errors.Refused):
         shares.check(_summary("-?"))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import stat
-import sys
 
 import pytest
 
@@ -104,7 +103,3 @@ def test_the_file_of_a_token_is_made_once_and_for_its_owner(tmp_path):
     path.chmod(0o644)
     with pytest.raises(ValueError, match=f"{path} is a token that others can use .mode 0644"):
         access.token_of(path)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,3 @@
-import sys
-
-import pytest
-
 from tests.runtime.status import watched
 from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.protocol import wire_pb2
@@ -161,7 +157,3 @@ def test_a_store_that_failed_lately():
     told.clock.now += 540
     told.round()
     assert kinds(told) == []
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,5 +1,4 @@
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -112,7 +111,3 @@ def test_a_clock_that_is_set_back_begins_anew_with_the_same_totals():
     kept.advance(START + 10)
     assert kept.window("minutes").values["events"].tolist() == [1]
     assert kept.recent("events", "week") == 1
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

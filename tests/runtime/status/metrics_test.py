@@ -2,7 +2,6 @@ import json
 import math
 import pathlib
 import re
-import sys
 
 import prometheus_client
 import pytest
@@ -163,7 +162,3 @@ def test_the_dashboard_shows_metrics_that_there_are():
         for name in named:
             labels = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
             assert labels <= exported[name], target
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,5 +1,3 @@
-import sys
-
 import pytest
 
 from tests.runtime.status import watched
@@ -159,7 +157,3 @@ def test_a_new_leader_counts_anew():
     _select(told)
     told.lead(2)
     assert "just begun" in next_round.outlook(told.seen, "train")[0]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,5 +1,4 @@
 import random
-import sys
 import tracemalloc
 
 import pytest
@@ -215,7 +214,3 @@ def test_memory_does_not_grow_with_devices_or_rounds():
     finally:
         tracemalloc.stop()
     assert after - before < 20_000  # 5,000 devices.
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

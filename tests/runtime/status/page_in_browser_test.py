@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 import threading
 import time
 
@@ -194,7 +193,3 @@ def test_a_server_that_is_gone_is_told(browser, server):
     server.stop()
     eventually(lambda: browser.find_element("id", "silent").is_displayed(), True)
     assert text_of(browser, ".lost h1") == ["keyboard"]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@ import contextlib
 import dataclasses
 import math
 import socket
-import sys
 import threading
 
 import pytest
@@ -256,14 +255,7 @@ def test_nothing_may_come_from_elsewhere_and_no_script_stand_in_the_page():
                 assert "Access-Control-Allow-Origin" not in answer.headers
                 assert "Server" not in answer.headers
                 text = answer.body.decode().replace("http://www.w3.org/2000/svg", "")
-                for word in (
-                    "http:",
-                    "https:",
-                    "innerHTML",
-                    "outerHTML",
-                    "insertAdjacent",
-                    "eval",
-                ):
+                for word in ("http:", "https:", "innerHTML", "outerHTML", "insertAdjacent", "eval"):
                     assert word not in text, (path, word)
 
     asyncio.run(scenario())
@@ -308,7 +300,3 @@ def test_after_the_stop_the_port_is_free_again():
             socket.create_connection(("127.0.0.1", port), timeout=1)
 
     asyncio.run(scenario())
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

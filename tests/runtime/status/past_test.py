@@ -86,7 +86,3 @@ def test_without_matplotlib_there_is_one_sentence(monkeypatch):
     found = past.of_history(rows)
     assert "Pictures need matplotlib" in found.pictures and "pip install" in found.pictures
     assert found.metrics == {"loss": 1.0}
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

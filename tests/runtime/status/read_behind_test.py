@@ -1,9 +1,6 @@
 import asyncio
-import sys
 import threading
 from concurrent import futures
-
-import pytest
 
 from tff_dpftrl.runtime.status import read_behind
 
@@ -91,7 +88,3 @@ def test_failures_are_told_without_their_text_and_tried_again(caplog):
 
     run(scenario, read)
     assert "secret path" in caplog.text
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,5 +1,4 @@
 import os
-import sys
 
 import pytest
 
@@ -50,7 +49,3 @@ def test_a_huge_file_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(report_files, "_MAX_BYTES", 4)
     assert report_files.listed(folder) == []
     assert report_files.read(folder, "report.html") is None
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,5 +1,4 @@
 import json
-import sys
 
 import pytest
 
@@ -134,29 +133,15 @@ def test_a_time_of_any_size_is_read_or_refused(tmp_path):
         "",
         "[]",
         "{}",
-        json.dumps({"version": 3, "session_shapes": {}}),
-        json.dumps({"version": 2, "session_shapes": {}, "former_session_shapes": {}}),
-        json.dumps({"version": 2, "since": 1.0, "session_shapes": {}}),
-        json.dumps(
-            {
-                "version": 2,
-                "since": True,
-                "session_shapes": {},
-                "former_session_shapes": {},
-            }
-        ),
-        json.dumps(
-            {
-                "version": 2,
-                "since": 1.0,
-                "session_shapes": {},
-                "former_session_shapes": {"of device 17": 1},
-            }
-        ),
-        json.dumps({"version": 1}),
-        json.dumps({"version": 1, "session_shapes": {"-v[]+^": -1}}),
-        json.dumps({"version": 1, "session_shapes": {"-v[]+^": True}}),
-        json.dumps({"version": 1, "session_shapes": {"of device 17": 1}}),
+        '{"version": 3, "session_shapes": {}}',
+        '{"version": 2, "session_shapes": {}, "former_session_shapes": {}}',
+        '{"version": 2, "since": 1.0, "session_shapes": {}}',
+        '{"version": 2, "since": true, "session_shapes": {}, "former_session_shapes": {}}',
+        '{"version": 2, "since": 1.0, "session_shapes": {}, "former_session_shapes": {"of 17": 1}}',
+        '{"version": 1}',
+        '{"version": 1, "session_shapes": {"-v[]+^": -1}}',
+        '{"version": 1, "session_shapes": {"-v[]+^": true}}',
+        '{"version": 1, "session_shapes": {"of device 17": 1}}',
     ],
 )
 def test_other_files_are_refused_by_name(tmp_path, content):
@@ -164,7 +149,3 @@ def test_other_files_are_refused_by_name(tmp_path, content):
     path.write_text(content)
     with pytest.raises(ValueError, match="sessions.json holds no counts"):
         session_table.SessionTable.load(path)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

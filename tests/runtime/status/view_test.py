@@ -2,7 +2,6 @@ import html
 import json
 import math
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -151,7 +150,3 @@ def test_what_others_make_has_a_bounded_size(value, expected):
     found = view.plain(value)
     assert found == expected
     json.dumps(found, allow_nan=False)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

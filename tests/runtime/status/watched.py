@@ -24,10 +24,7 @@ class Watched:
     def __init__(self, *names, clock=None, selection_timeout=30.0, **changes):
         self.clock = Clock() if clock is None else clock
         rounds = changes.pop("rounds", None) or population.RoundSettings(
-            GOAL,
-            least_fraction=1.0,
-            selection_timeout=selection_timeout,
-            reporting_timeout=60.0,
+            GOAL, least_fraction=1.0, selection_timeout=selection_timeout, reporting_timeout=60.0
         )
         tasks = tuple(
             population.Task(name, rounds, None, None, **changes) for name in names or ("train",)

@@ -1,9 +1,7 @@
 """A real server, over gRPC, tells observations what there is to see."""
 
 import asyncio
-import sys
 
-import pytest
 import tornado.httpclient
 
 from tests.runtime.server import example_service as example
@@ -104,7 +102,3 @@ def test_who_is_sent_away_by_a_server_that_stops_has_left(tmp_path):
     asyncio.run(story())
     assert levels(seen) == (0, 0, 0)
     assert seen.series.total("sent_away") == 2
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,5 @@
 """What a store says of rows that are not what it wrote."""
 
-import sys
-
 import pytest
 import sqlalchemy
 
@@ -158,10 +156,7 @@ def _reads(store):
         (_COMMIT.format("digest = ''"), {"history", "last_commit", "commit"}),
         (_COMMIT.format("state = model"), {"last_commit"}),
         (f"DELETE FROM commits WHERE {_NWP}", {"add_task"}),
-        (
-            "UPDATE leases SET epoch = epoch - 1",
-            {"lease", "acquire", "renew", "release", "commit"},
-        ),
+        ("UPDATE leases SET epoch = epoch - 1", {"lease", "acquire", "renew", "release", "commit"}),
     ],
 )
 def test_damage_of_an_open_store_is_found_by_who_needs_the_row(place, change, refused):
@@ -192,7 +187,3 @@ def test_what_sqlite_says_of_damage_is_one_line_without_what_a_row_holds(written
     path.write_bytes(written[:at] + b"NOT WELL" + written[at + 8 :])
     with pytest.raises(interface.StoreError, match="malformed database schema .* Restore only"):
         sql.SqlStore(tmp_path)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

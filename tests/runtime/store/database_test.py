@@ -175,7 +175,3 @@ def test_opening_waits_for_whoever_is_making_the_file(tmp_path):
     finally:
         release.join()
         other.close()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

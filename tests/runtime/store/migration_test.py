@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import sqlite3
-import sys
 
 import pytest
 import sqlalchemy
@@ -214,7 +213,3 @@ def test_processes_that_open_it_at_once_find_the_same(place):
                 os._exit(1)
         children.append(child)
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import os
 import socket
-import sys
 import threading
 
 import pytest
@@ -393,7 +392,3 @@ def test_processes_that_make_the_tables_at_once_find_the_same(server):
             children.append(child)
         assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 5
         sql.SqlStore(url).close()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import sys
 import time
 
 import pytest
@@ -150,7 +149,3 @@ def test_who_is_stopped_in_the_middle_of_a_commit_keeps_nobody_waiting(server, m
             os.kill(child, signal.SIGCONT)
             assert _ended(child) == 1
         assert store.last_commit("keyboard", "task").model == b"of the new one"
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

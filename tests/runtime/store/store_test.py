@@ -1,7 +1,6 @@
 """The laws of a store, the same for every backend."""
 
 import math
-import sys
 import threading
 
 import pytest
@@ -297,8 +296,7 @@ def test_of_many_at_once_one_gets_the_lease_and_one_commits(place):
         assert sum(isinstance(refused, interface.LeaseHeld) for refused in leases) == count - 1
 
         added = _at_once(
-            count,
-            lambda i: stores[i].add_task("keyboard", "task", model=bytes([i]), state=b""),
+            count, lambda i: stores[i].add_task("keyboard", "task", model=bytes([i]), state=b"")
         )
         assert sum(isinstance(refused, interface.TaskExists) for refused in added) == count - 1
 
@@ -312,7 +310,3 @@ def test_of_many_at_once_one_gets_the_lease_and_one_commits(place):
     finally:
         for store in stores:
             store.close()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -260,7 +259,3 @@ def test_noise_of_no_known_error_is_refused(changes, message, tmp_path):
 def test_options_of_models_are_refused(changes, message):
     with pytest.raises(validation.UsageError, match=message):
         _config(**changes)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

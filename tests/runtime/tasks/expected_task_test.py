@@ -1,7 +1,5 @@
 """Tasks that meet the expectations of their definition, and those that do not."""
 
-import sys
-
 import pytest
 
 from tests.runtime.plans import small_tasks
@@ -70,7 +68,3 @@ def test_a_task_that_misses_its_expectations_is_refused_with_the_numbers(make, t
     assert "'accuracy > 1.5' is not met; measured: accuracy 0." in first
     assert "'tenth round' cannot be evaluated: it raises IndexError" in second
     assert not (tmp_path / "task").exists()
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,9 +1,6 @@
 """Tests of the texts of simulated devices."""
 
 import json
-import sys
-
-import pytest
 
 from tff_dpftrl.runtime.tasks import language_task, task_config
 
@@ -23,7 +20,3 @@ def test_a_proxy_gives_its_newest_texts_first(tmp_path):
         text_feature="said",
     )
     assert language_task.read_proxies(config) == [[{"said": "three"}, {"said": "two"}]] * 2
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

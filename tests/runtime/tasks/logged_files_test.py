@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import sys
 
 import pytest
 
@@ -13,6 +12,7 @@ from tests.reports import made_up
 from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import small_folder
 from tff_dpftrl import validation
+from tff_dpftrl.accounting import statement_text
 from tff_dpftrl.runtime.tasks import logged_files, task_folder
 
 
@@ -37,9 +37,9 @@ def test_a_task_is_entered_by_what_its_signatures_are_under(folder, tmp_path):
 def test_statements_of_reports_and_runs_are_entered(folder, tmp_path):
     for place in (folder / task_folder.REPORT, tmp_path / "run"):
         place.mkdir()
-        (place / "privacy_statement.json").write_text(made_up.stated().to_json())
+        (place / "privacy_statement.json").write_text(statement_text.to_json(made_up.stated()))
     entry, content = logged_files.of_folder(folder)[-1]
-    assert (entry.kind, content) == ("statement", made_up.stated().to_json().encode())
+    assert (entry.kind, content) == ("statement", statement_text.to_json(made_up.stated()).encode())
     [(of_run, _)] = logged_files.of_folder(tmp_path / "run")
     assert (of_run.kind, of_run.of, of_run.sha256) == ("statement", "run", entry.sha256)
 
@@ -50,7 +50,7 @@ def test_only_statements_of_the_folder_itself_are_published(folder, tmp_path):
     statements = [tmp_path / name / "privacy_statement.json" for name in ("run", "home")]
     for statement in statements:
         statement.parent.mkdir()
-    statements[1].write_text(made_up.stated().to_json())
+    statements[1].write_text(statement_text.to_json(made_up.stated()))
     statements[0].symlink_to(statements[1])
     for place in ("run", "task"):
         with pytest.raises(validation.UsageError, match="leads out of the folder"):
@@ -73,7 +73,3 @@ def test_what_is_neither_or_was_changed_is_refused(folder, tmp_path):
         (tmp_path / file).write_bytes((folder / file).read_bytes())
     with pytest.raises(validation.UsageError, match="is refused"):
         logged_files.of_folder(tmp_path)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -473,7 +473,3 @@ def test_proxies_without_spaces_are_warned_of(tmp_path):
     lines = []
     language_task.read_public(tiny_task.config(tmp_path), lines.append)
     assert any("sees whole sentences as words" in line for line in lines)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-import sys
 import threading
 import types
 
@@ -248,7 +247,3 @@ def test_rounds_over_the_wire_have_the_noise_of_a_party_that_comes_and_goes(tmp_
     given = [each.row for each in ledger.given()]
     ledger.close()
     assert given == sorted(set(given)) and {row["round"] for row in released} <= set(given)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

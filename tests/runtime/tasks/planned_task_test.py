@@ -2,7 +2,6 @@
 
 import dataclasses
 import pickle
-import sys
 
 import numpy as np
 import pytest
@@ -377,7 +376,3 @@ def test_ten_rounds_are_those_of_tff(name):
     with contexts.local():
         process = tff_tasks.PROCESSES[name]()
         _assert_ten_rounds_are_those_of(name, process, process)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 
 import pytest
 
@@ -161,7 +160,3 @@ def test_devices_are_not_told_the_builder():
 
 def test_an_older_plan_says_nothing():
     assert "Nothing says" in provenance.sentence(plan_pb2.ServerPlan().provenance)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

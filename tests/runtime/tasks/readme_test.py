@@ -1,7 +1,6 @@
 """Tests of what the README of a task's folder promises of privacy."""
 
 import dataclasses
-import sys
 
 import pytest
 
@@ -85,7 +84,3 @@ def test_without_noise_there_is_no_promise_and_no_caveat():
     )
     text = _text(terms)
     assert "NO guarantee: no noise is added." in text and "**" not in text
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,6 @@
 """Tests of the options of secure aggregation: what follows from them, and which are refused."""
 
 import dataclasses
-import sys
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
@@ -208,7 +207,3 @@ def test_the_remedy_of_too_few_neighbours_helps():
     assert _config(**options, secure_neighbours=enough).secure_neighbours == enough
     with pytest.raises(ValueError, match=f"raise it to {enough}"):
         _config(**options, secure_neighbours=enough - 2)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import pickle
-import sys
 
 import numpy as np
 import pytest
@@ -217,7 +216,3 @@ def test_ten_rounds_with_drop_outs_are_those_of_tff(name):
         compiled = compiled_process.compile_process(process)
     with contextlib.closing(compiled):
         _assert_rounds_are_those_of(task, compiled, 10)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,6 @@
 """Tests of the options of tasks, and of those that are refused."""
 
 import dataclasses
-import sys
 
 import pytest
 
@@ -110,7 +109,3 @@ def test_the_demo_is_a_task():
     config = options.config_from_mapping(values, "the demo", task_config.TaskConfig)
     assert config.population == "keyboard"
     assert config.rounds.wanted <= config.num_devices
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import shutil
-import sys
 import types
 
 import pytest
@@ -312,7 +311,3 @@ def test_terms_signed_by_somebody_else_are_refused(copied):
     (copied / "terms.sig").write_bytes(signed.server.key + signed.server.signature)
     with pytest.raises(ValueError, match="terms were changed"):
         task_folder.read(copied)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

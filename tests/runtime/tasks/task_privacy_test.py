@@ -2,13 +2,12 @@
 
 import dataclasses
 import json
-import sys
 
 import numpy as np
 import pytest
 
 from tests.runtime.tasks import small_folder
-from tff_dpftrl.accounting import composition, gaussian, guarantee
+from tff_dpftrl.accounting import composition, gaussian, guarantee, statement_text
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences_lib
 from tff_dpftrl.participation import schema as schema_lib
@@ -119,27 +118,28 @@ def test_the_statement_of_a_task_that_is_over_is_of_its_rounds():
     assert any("evaluation tasks" in text for text in statement.not_covered)
     assert statement.parameters["server_plan_sha256"] == "ab" * 32
     assert statement.parameters["num_rounds_done"] == 6
-    assert statement_lib.PrivacyStatement.from_json(statement.to_json()) == statement
+    assert statement_lib.PrivacyStatement.from_json(statement_text.to_json(statement)) == statement
     assert statement.headline_caveats == task.headline_caveats(_SEEN(6, 2, 3)) == ()
-    assert "Each device enforces the declared participation" in statement.to_markdown()
-    assert "the record of participation is complete" not in statement.to_markdown()
+    assert "Each device enforces the declared participation" in statement_text.markdown(statement)
+    assert "the record of participation is complete" not in statement_text.markdown(statement)
 
 
 def test_what_devices_report_of_their_participation_makes_no_condition_go_away():
     statement = task_privacy.TaskPrivacy(_terms()).statement(_SEEN(6, 2, 3))
     assert (
         "differential privacy, if the participation schema was kept: devices keep to it by their "
-        "own timers, and nobody can check what they report of it**" in statement.to_markdown()
+        "own timers, and nobody can check what they report of it**"
+        in statement_text.markdown(statement)
     )
-    odds = statement.plain_sentences()[2]
+    odds = statement_text.plain(statement)[2]
     assert "This holds if devices keep to the declared participation by their own timers" in odds
     assert "not observed" not in odds
     assert statement.observed is not None
-    assert json.loads(statement.to_json())["participation_record"] == "assumed"
+    assert json.loads(statement_text.to_json(statement))["participation_record"] == "assumed"
     # Statements of earlier versions are read as they were written.
     earlier = dataclasses.replace(statement, assumptions=statement.assumptions[:-1])
-    assert '"participation_record": "observed"' in earlier.to_json()
-    assert statement_lib.PrivacyStatement.from_json(earlier.to_json()) == earlier
+    assert '"participation_record": "observed"' in statement_text.to_json(earlier)
+    assert statement_lib.PrivacyStatement.from_json(statement_text.to_json(earlier)) == earlier
 
 
 def _statement(**secure):
@@ -203,7 +203,7 @@ def test_a_statement_names_the_server_from_whom_reports_were_hidden(secure, sent
         assert sentence in who_sees
     assert "what devices send" not in statement.setting
     assert not any("secure aggregation" in text for text in statement.caveats)
-    plain = statement.plain_sentences()[1]
+    plain = statement_text.plain(statement)[1]
     assert f"exact sums of what {secure['least_group']} devices or more send" in plain
     assert "under the conditions that Trust below has in full" in plain
     assert "nothing is proven for the others in it either" in plain
@@ -289,10 +289,10 @@ def test_what_contradicts_the_declaration_stands_beside_epsilon():
     for caveat, schema in ((contradiction, (6, 1, 3)), (unknown, (6, 1, 5))):
         exact = _guarantee(*schema).epsilon
         assert statement.epsilon < exact <= _said(caveat) <= 1.001 * exact
-    assert f"**{contradiction}**" in statement.to_markdown()
+    assert f"**{contradiction}**" in statement_text.markdown(statement)
     counts = ("contradicting_reports", "contradicting_rounds", "unknown_rounds")
     assert [statement.parameters[name] for name in counts] == [5, 1, 2]
-    assert statement_lib.PrivacyStatement.from_json(statement.to_json()) == statement
+    assert statement_lib.PrivacyStatement.from_json(statement_text.to_json(statement)) == statement
     metrics = task.so_far(seen).metrics()
     assert metrics["participation/contradicting_reports"] == 5
     assert metrics["participation/unknown_rounds"] == 2
@@ -359,7 +359,3 @@ def test_there_is_no_statement_of_nothing():
     evaluation = _terms(kind="evaluation", model_of="small", strategy=None)
     with pytest.raises(ValueError, match="no privacy statement"):
         task_privacy.TaskPrivacy(evaluation).statement(_SEEN(1, None, 1))
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

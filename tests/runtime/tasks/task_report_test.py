@@ -1,6 +1,5 @@
 """Tests of parts of a task's report; `making_test` writes a whole one."""
 
-import sys
 import types
 
 import pytest
@@ -61,7 +60,3 @@ def test_a_line_says_what_is_promised():
     statement.has_guarantee = True
     line = "Privacy: ε = 8 at δ = 1e-05, per device; see privacy_statement.md."
     assert task_report.privacy_line(statement) == line
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

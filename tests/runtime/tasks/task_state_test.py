@@ -1,7 +1,5 @@
 """States of tasks as they are committed."""
 
-import sys
-
 import pytest
 
 from tff_dpftrl.runtime import participation_histograms
@@ -43,7 +41,3 @@ def test_another_state_is_refused(content, message):
         task_state.TaskState.from_bytes(content, "ab" * 32)
     with pytest.raises(task_state.StateError, match=message):
         task_state.observed(content, "ab" * 32)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

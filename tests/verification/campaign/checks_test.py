@@ -1,7 +1,5 @@
 """Every law of a campaign is kept by what is right, and broken by a mistake that is planted."""
 
-import sys
-
 import numpy as np
 import pytest
 
@@ -225,7 +223,3 @@ def test_sentinels_are_of_one_device_and_one_task():
         assert memory_search.found_in([packed], memory_search.pieces(vector.tolist()))
         for other, own in vectors.items():
             assert (other == key) == np.array_equal(own, vector)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,6 @@
 """Hostile devices are refused, cost their own rounds only, and break no law."""
 
 import asyncio
-import sys
 
 import numpy as np
 import pytest
@@ -86,7 +85,3 @@ def test_rounds_go_on_among_hostile_devices_of_all_kinds(tmp_path):
 def test_ten_faults_among_hostile_devices_break_no_law_on_postgresql(tmp_path, server, seed):
     url = server.new_database()
     _break_no_law(tmp_path, 10, num_hostile=2, seed=100 * seed + seed, store_url=url)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -216,7 +216,3 @@ def test_the_statement_of_a_task_whose_server_was_killed_is_that_of_a_recount(tm
     assert statement.epsilon == claim.epsilon
     assert len({row["epoch"] for row in rows}) > 1  # Servers were killed between them.
     print(counted, statement.epsilon, [row["epoch"] for row in rows])
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 import types
 
 import pytest
@@ -92,12 +91,7 @@ def test_thirty_faults_break_no_law(tmp_path):
     "option, name, numbers, law",
     [
         ("--store", "CommitsUnderAnyEpoch", _shortest_of(PAST_THE_LEASE), checks.Law.FRESH_EPOCH),
-        (
-            "--actors",
-            "ReleasesBeforeTheCommit",
-            _numbers_of(AFTER_THE_NOISE),
-            checks.Law.ONE_MODEL,
-        ),
+        ("--actors", "ReleasesBeforeTheCommit", _numbers_of(AFTER_THE_NOISE), checks.Law.ONE_MODEL),
     ],
 )
 def test_a_server_with_a_mistake_is_found(tmp_path, option, name, numbers, law):
@@ -161,7 +155,3 @@ def test_numbers_that_follow_one_another_have_all_settings_in_turn():
             assert fault.hold < 2.0
     assert Kind.NODE not in {fault.kind for fault in drawn}
     assert (Kind.NODE, faults.SOME_MOMENT) in faults.all_settings(has_nodes=True)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -1,7 +1,6 @@
 """Ten thousand schedules keep the laws, and every planted mistake is found by some."""
 
 import collections
-import sys
 
 import pytest
 
@@ -286,7 +285,3 @@ def test_a_noise_party_that_forgets_what_it_gave_is_found(monkeypatch):
         if watch.Law.NOISE_ONCE in laws:
             return
     raise AssertionError(laws)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

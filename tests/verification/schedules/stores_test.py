@@ -1,7 +1,5 @@
 """Some schedules on stores in databases, which keep the same laws as the one in memory."""
 
-import sys
-
 import pytest
 
 from tests.runtime.store import postgresql
@@ -27,7 +25,3 @@ def test_schedules_are_the_same_in_a_database_and_in_memory(request, tmp_path, k
         assert not in_database.watch.broken
         assert in_database.watch.seen == in_memory.watch.seen
         assert in_database.time == in_memory.time
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -36,7 +36,7 @@ import numpy as np
 from scipy import special
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import calibrate, gaussian
+from tff_dpftrl.accounting import gaussian, noise_search
 from tff_dpftrl.accounting.amplification import estimate as estimate_lib
 from tff_dpftrl.accounting.amplification import likelihood_ratio, patterns
 from tff_dpftrl.mechanisms import strategy as strategy_lib
@@ -268,7 +268,7 @@ def calibrate_noise_multiplier(
         strategy, noise_multiplier=1.0, num_rounds=num_rounds, num_bins=num_bins
     )
     validation.positive("target_epsilon", target_epsilon)
-    return calibrate.smallest_noise(
+    return noise_search.smallest_noise(
         lambda noise: dataclasses.replace(run, noise_multiplier=noise).epsilon(delta),
         target_epsilon=target_epsilon,
         initial=math.sqrt(run.kernel[0]) / gaussian.mu(target_epsilon, delta),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tff_dpftrl import json_text, version
-from tff_dpftrl.accounting import display, privacy_statement, statement_sentences
+from tff_dpftrl.accounting import display, privacy_statement, statement_sentences, statement_text
 from tff_dpftrl.auditing import audit_report
 from tff_dpftrl.auditing.recount import arithmetic, findings, record_checks, records
 from tff_dpftrl.auditing.recount import terms as terms_lib
@@ -282,7 +282,7 @@ def text(test: str, run: records.Records) -> audit_report.Finding:
     if other:
         wrong = _other_headline(run.statement, run.statement_text)
         return findings.judged(test, wrong, "", nothing=_not_compared(other, run.statement))
-    made = _read(run.statement).to_markdown()
+    made = statement_text.markdown(_read(run.statement))
     wrong = _other_lines(run.statement_text.splitlines(), made.splitlines(), "the JSON")
     return findings.judged(test, wrong, "The Markdown is what the JSON makes, line by line")
 
@@ -339,12 +339,12 @@ def sentences(
     if other:
         return findings.skipped(test, _not_compared(other, run.statement))
     stated = dict(run.statement)
-    expected = json_text.parse(make(run, terms).to_json())
+    expected = json_text.parse(statement_text.to_json(make(run, terms)))
     refuted = {statement_sentences.refuted(entry) for entry in stated.get("audits", ())}
     stated["headline_caveats"] = [
         line for line in stated.get("headline_caveats", ()) if line not in refuted
     ]
-    opening = list(_read(run.statement).plain_sentences())
+    opening = list(statement_text.plain(_read(run.statement)))
     wrong = _differences("plain_sentences", stated.get("plain_sentences"), opening)
     compared = sorted(expected.keys() - _RECOUNTED)
     for name in compared:

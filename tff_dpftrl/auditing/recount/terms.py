@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import samplings
+from tff_dpftrl.accounting import parts, samplings
 from tff_dpftrl.accounting.amplification import balls_in_bins
 from tff_dpftrl.auditing.recount import arithmetic, records
 from tff_dpftrl.mechanisms import serialization
@@ -30,7 +30,7 @@ class Terms:
         is independent by definition.
       probability: Probability of a unit to be sampled; None for DP-FTRL.
       group_size: Number of units of one user in a sample.
-      other_epsilon: ε without a δ that was spent besides, by whatever choice or part.
+      other_epsilon: Sum of the pure ε, without a δ, of choices and parts besides the weights.
       num_rounds: Declared number of rounds.
       is_secret: Whether the seed of the noise was drawn in secret.
       sampling: Sampling of a run whose noise is correlated, too, as `sampling_lib.Sampling`
@@ -181,7 +181,7 @@ class Terms:
     def _charged(self, num_rounds: int) -> int:
         return min(self.num_rounds, -(-num_rounds // self.stride) * self.stride)
 
-    def _amplified(self, num_rounds: int) -> samplings.Bounded:
+    def _amplified(self, num_rounds: int) -> parts.Bounded:
         return samplings.zero_out(
             sampling_lib.Sampling.from_dict(self.sampling),
             serialization.strategy_from_dict(self.strategy),

@@ -19,6 +19,15 @@ from tff_dpftrl.secure_sums import parameters as parameters_lib
 from tff_dpftrl.secure_sums import vectors
 
 
+def check_name(name: str, value: str) -> None:
+    """Refuses a name that cannot be the name of a file, or has special characters."""
+    plain = value.replace("-", "").replace("_", "").replace(".", "").replace("=", "")
+    if not (plain.isascii() and plain.isalnum()) or value[0] == "." or len(value) > 100:
+        raise validation.UsageError(
+            f"{name} must be a name of up to 100 letters, digits and -_.=, got {value!r}."
+        )
+
+
 class UnusableReport(ValueError):
     """A report that cannot be summed: wrong shape, not finite, not readable."""
 

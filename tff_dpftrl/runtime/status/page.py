@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import html
 import pathlib
 import socket
 import time
@@ -32,6 +31,7 @@ import tornado.web
 from tornado import httputil
 
 from tff_dpftrl import reports, validation
+from tff_dpftrl.reports import markup
 from tff_dpftrl.runtime import addresses
 from tff_dpftrl.runtime.status import access as access_lib
 from tff_dpftrl.runtime.status import metrics, past, read_behind, report_files, view
@@ -171,7 +171,7 @@ class StatusServer:
 
     def _list(self) -> bytes:
         """Returns the page of links to the populations' pages."""
-        names = [html.escape(part.seen.served.name) for part in self._parts]
+        names = [markup.text(part.seen.served.name) for part in self._parts]
         links = "".join(f'<li><a href="{i}/">{name}</a></li>' for i, name in enumerate(names))
         head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>Populations</title>'
         sheet = '<link rel="stylesheet" href="0/page.css">'

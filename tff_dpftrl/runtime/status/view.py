@@ -337,8 +337,8 @@ def _outcomes(task: task_figures.TaskFigures) -> str:
         if count
     ]
     traffic = [
-        ["to devices", _bytes(task.bytes_sent)],
-        ["from devices", _bytes(task.bytes_received)],
+        ["to devices", display.data_size(task.bytes_sent)],
+        ["from devices", display.data_size(task.bytes_received)],
     ]
     durations = {
         "round, from the choice of devices to the commit": task.round_seconds,
@@ -360,7 +360,7 @@ def _counts(seen: observations_lib.Observations) -> str:
     for name, title in _COUNTED.items():
         recent = (seen.series.recent(name, window) for window in _WINDOWS)
         values = [seen.series.total(name), *recent]
-        shown = [_bytes(v) if name.startswith("bytes") else f"{v:,.0f}" for v in values]
+        shown = [display.data_size(v) if name.startswith("bytes") else f"{v:,.0f}" for v in values]
         rows.append([title, *shown])
     head = ["", "since the start", *_WINDOWS.values()]
     return _table(["state", "devices"], now, "Devices now") + _table(head, rows, "Counts")
@@ -408,14 +408,6 @@ def _figure(value: float | None) -> str:
 
 def _seconds(value: float | None) -> str:
     return "–" if value is None else f"{value:.2g} s" if value < 10 else alerts.duration(value)
-
-
-def _bytes(value: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:,.3g} TB"
 
 
 def _time(seconds: float) -> str:

@@ -63,15 +63,6 @@ MEANINGLESS = {
 """Options of `train` that a task does not have, and why."""
 
 
-def check_name(name: str, value: str) -> None:
-    """Refuses a name that cannot be the name of a file, or has special characters."""
-    plain = value.replace("-", "").replace("_", "").replace(".", "").replace("=", "")
-    if not (plain.isascii() and plain.isalnum()) or value[0] == "." or len(value) > 100:
-        raise validation.UsageError(
-            f"{name} must be a name of up to 100 letters, digits and -_.=, got {value!r}."
-        )
-
-
 @dataclasses.dataclass(frozen=True)
 class TaskConfig(config_lib.TrainingConfig):
     """The options of a task; `clients_per_round` is the goal of a round's reports."""
@@ -303,7 +294,7 @@ class TaskConfig(config_lib.TrainingConfig):
             self._check_analytics()
         for name in ("population", "task", "collection", "text_feature"):
             if getattr(self, name) or name != "task":
-                check_name(name, getattr(self, name))
+                population_lib.check_name(name, getattr(self, name))
         if self.update_bits not in (ROUNDED_BITS, 64):
             raise validation.UsageError(
                 f"update_bits must be {ROUNDED_BITS} or 64, got {self.update_bits}."

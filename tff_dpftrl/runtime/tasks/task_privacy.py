@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import display, gaussian, guarantee
+from tff_dpftrl.accounting import composition, display, gaussian, guarantee
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
@@ -366,7 +366,7 @@ def _composed(claim: guarantee.Guarantee, others: Mapping[str, float | None]) ->
     text = f"{sentences.OTHER_TASKS}{names}. "
     spent = [rho for rho in others.values() if rho is not None]
     if len(spent) < len(others) or math.isinf(claim.rho_zcdp):
-        return f"{text}Not all of these have a guarantee: {sentences.NOTHING_TOGETHER}"
+        return f"{text}Not all of these have a guarantee: {composition.NOTHING_TOGETHER}"
     rho = claim.rho_zcdp + sum(spent)
     epsilon = gaussian.epsilon(gaussian.mu_from_rho(rho), claim.delta)
     return text + (

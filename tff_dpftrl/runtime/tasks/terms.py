@@ -21,8 +21,9 @@ from tff_dpftrl.accounting import composition
 from tff_dpftrl.mechanisms import serialization
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
+from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.plans import signing
-from tff_dpftrl.runtime.tasks import secure_groups, task_config
+from tff_dpftrl.runtime.tasks import secure_groups
 
 Kind = Literal["training", "evaluation"]
 
@@ -85,7 +86,7 @@ class Terms:
                     f"{name} must map names to plain values, got {values!r}."
                 )
         for name in ("population", "task"):
-            task_config.check_name(name, getattr(self, name))
+            population.check_name(name, getattr(self, name))
         validation.integer("num_devices", self.num_devices, minimum=1)
         validation.number("clip_norm", self.clip_norm, at_least=0)
         if self.max_epsilon is not None:
