@@ -327,18 +327,21 @@ class _Held:
         return _result(session.SessionOutcome.COMPLETED, 0.0)
 
 
-def _run_held(held, should_stop):
-    schedule = scheduler.Schedule(
-        "ab", clock=time_lib.monotonic, generator=random.Random(0), waits=backoff.Waits(first_s=0.0)
-    )
+def _run_two(run_session, should_stop, turn):
+    """Runs sessions of two populations, which begin at once and may wait side by side."""
+    waits = backoff.Waits(first_s=0.0)
     scheduler.run_jobs(
-        schedule,
-        held.run,
+        scheduler.Schedule("ab", clock=time_lib.monotonic, generator=random.Random(0), waits=waits),
+        run_session,
         eligibility.SettableEligibility(),
         wait=time_lib.sleep,
         should_stop=should_stop,
-        turn=held.turn,
+        turn=turn,
     )
+
+
+def _run_held(held, should_stop):
+    _run_two(held.run, should_stop, held.turn)
 
 
 def test_a_population_whose_server_holds_the_device_does_not_hold_up_another_one():
@@ -368,9 +371,6 @@ def test_a_device_that_is_selected_in_two_populations_trains_for_one_after_the_o
 
 def test_no_session_begins_while_another_one_trains(monkeypatch):
     monkeypatch.setattr(scheduler, "_LOOK_S", 0.01)
-    schedule = scheduler.Schedule(
-        "ab", clock=time_lib.monotonic, generator=random.Random(0), waits=backoff.Waits(first_s=0.0)
-    )
     turn, begun, looks = session.Turn(), [], []
     is_reported = threading.Event()
 
@@ -394,14 +394,7 @@ def test_no_session_begins_while_another_one_trains(monkeypatch):
             is_reported.set()
         return len(begun) == 2
 
-    scheduler.run_jobs(
-        schedule,
-        run_session,
-        eligibility.SettableEligibility(),
-        wait=time_lib.sleep,
-        should_stop=should_stop,
-        turn=turn,
-    )
+    _run_two(run_session, should_stop, turn)
     assert looks[:6] == [0] + [1] * 5 and sorted(begun) == ["a", "b"]
 
 

@@ -43,13 +43,14 @@ _TERMS = dataclasses.replace(
 )
 
 
-class _Numbers(example_store.ExampleStore):
+class Numbers(example_store.ExampleStore):
     """The examples that the simulation has, in its order."""
 
     def __init__(self, seed, count):
         self._examples = small_tasks.examples(seed, count)
 
     def select(self, collection, *, max_examples, recorded_since=None):
+        assert collection == "numbers"
         return self._examples[:max_examples]
 
 
@@ -120,7 +121,7 @@ def _run_round(connection, plans, cohort, drawn, put_in):
         return _Device(
             connection,
             plans,
-            _Numbers(seed, count),
+            Numbers(seed, count),
             participation_timer.MemoryTimer(time.time),
             attester.NoAttester(),
             eligibility.SettableEligibility(),

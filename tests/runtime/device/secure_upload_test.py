@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import threading
 import time
@@ -143,6 +144,16 @@ def _device(connection, numbers, issuer=_ISSUER):
     )
 
 
+@contextlib.contextmanager
+def _connected(folder, plan, store):
+    """A connection to a server of the plan, which runs."""
+    with server_thread.running(lambda: _serve(folder, plan, store)) as address:
+        roots = (folder / "server.pem").read_bytes()
+        connection = server_connection.ServerConnection(address, roots)
+        yield connection
+        connection.close()
+
+
 def _run(connection, devices):
     with concurrent.futures.ThreadPoolExecutor(len(devices)) as threads:
         return list(threads.map(lambda own: own.run_session("tests").result, devices))
@@ -158,17 +169,13 @@ def _only_round(store):
 @pytest.mark.parametrize("threat_model", _MODELS)
 def test_what_devices_send_adds_up_to_their_reports(tmp_path, threat_model):
     store = memory_store.MemoryStore()
-    with server_thread.running(lambda: _serve(tmp_path, _plan(threat_model), store)) as address:
-        connection = server_connection.ServerConnection(
-            address, (tmp_path / "server.pem").read_bytes()
-        )
+    with _connected(tmp_path, _plan(threat_model), store) as connection:
         devices = [_device(connection, numbers) for numbers in ([1, 2], [3], [11, 5, 4])]
         results = _run(connection, devices)
         for own in devices:  # It is written down that they took part.
             with pytest.raises(participation_timer.TimerRefusal):
                 rule = participation_timer.ParticipationRule(2, 3)
                 own.timer.check("tests", "plain", 0, rule)
-        connection.close()
         row = _only_round(store)
     assert [result.report.shape for result in results] == ["-v[]+^"] * 3, results
     # One each, never before, and 2·(1 + 2 + 3 + 11 + 5 + 4) modulo 50 of six numbers.
@@ -179,23 +186,16 @@ def test_what_devices_send_adds_up_to_their_reports(tmp_path, threat_model):
 def test_devices_believe_their_own_issuers_only(tmp_path):
     # The server believes issuers that the devices do not know.
     store = memory_store.MemoryStore()
-    with server_thread.running(lambda: _serve(tmp_path, _plan("active-server"), store)) as address:
-        connection = server_connection.ServerConnection(
-            address, (tmp_path / "server.pem").read_bytes()
-        )
+    with _connected(tmp_path, _plan("active-server"), store) as connection:
         made_up = _device(connection, [1], issuer=_OTHER_ISSUER)
         results = _run(connection, [made_up, *(_device(connection, [i]) for i in (2, 3))])
-        connection.close()
     assert any("UnprovenIdentityError" in result.reason for result in results), results
     assert all(row.get(population.SKIPPED) for row in store.history("tests", "plain"))
 
 
 def test_a_proof_for_another_key_is_refused_alone(tmp_path, monkeypatch):
     store = memory_store.MemoryStore()
-    with server_thread.running(lambda: _serve(tmp_path, _plan("active-server"), store)) as address:
-        connection = server_connection.ServerConnection(
-            address, (tmp_path / "server.pem").read_bytes()
-        )
+    with _connected(tmp_path, _plan("active-server"), store) as connection:
         made_up, *others = (_device(connection, [i]) for i in (1, 2, 3))
         token, used = made_up.attester.token, []
 
@@ -205,7 +205,6 @@ def test_a_proof_for_another_key_is_refused_alone(tmp_path, monkeypatch):
 
         monkeypatch.setattr(made_up.attester, "token", replayed)
         results = _run(connection, [made_up, *others])
-        connection.close()
     reasons = sorted(result.reason for result in results)
     unproven = "unusable: An identity key not proven to be a genuine device's."
     assert reasons == ["group lost", "group lost", unproven]  # Two are too few.
@@ -227,12 +226,8 @@ def test_masked_vectors_are_packed_bit_by_bit_for_servers_that_read_them(
     monkeypatch.setattr(session_stream, "VERSIONS", tuple(range(1, version + 1)))
     plan = _plan(function=_sums_and_count)
     store = memory_store.MemoryStore()
-    with server_thread.running(lambda: _serve(tmp_path, plan, store)) as address:
-        connection = server_connection.ServerConnection(
-            address, (tmp_path / "server.pem").read_bytes()
-        )
+    with _connected(tmp_path, plan, store) as connection:
         results = _run(connection, [_device(connection, [i]) for i in (1, 2, 3)])
-        connection.close()
         row = _only_round(store)
     assert [result.report.shape for result in results] == ["-v[]+^"] * 3, results
     layout = secure_report.parameters_of(plan).layout

@@ -21,7 +21,6 @@ from tff_dpftrl.runtime.device import (
     attester,
     device_runtime,
     eligibility,
-    example_store,
     loaded_plans,
     participation_timer,
     server_connection,
@@ -30,17 +29,6 @@ from tff_dpftrl.runtime.plans import rounded_updates, server_work, tensor_values
 from tff_dpftrl.runtime.server import server
 from tff_dpftrl.runtime.tasks import planned_task, task_state
 from verification import memory_store
-
-
-class _Numbers(example_store.ExampleStore):
-    """The examples that the simulation has, in its order."""
-
-    def __init__(self, seed, count):
-        self._examples = small_tasks.examples(seed, count)
-
-    def select(self, collection, *, max_examples, recorded_since=None):
-        assert collection == "numbers"
-        return self._examples[:max_examples]
 
 
 def _cohort(round_index):
@@ -79,7 +67,7 @@ def _run_round(folder, address, cohort, notes):
         own = device_runtime.DeviceRuntime(
             connection,
             plans,
-            _Numbers(seed, count),
+            secure_rounds.Numbers(seed, count),
             participation_timer.MemoryTimer(time.time),
             attester.NoAttester(),
             eligibility.SettableEligibility(),

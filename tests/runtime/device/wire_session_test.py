@@ -188,6 +188,7 @@ def test_who_is_not_selected_is_told_when_to_come_back(server, device):
     _serve(server, wire_server.come_back(30.0, 45.5, reason="enough\n\x1b[31m devices"))
     result = device.run()
     assert result.outcome is session.SessionOutcome.NOT_SELECTED
+    assert result.report.shape == "-#" and not device.has_participated()
     assert (result.turns, result.reason) == ((30.0, 45.5), "enough ?[31m devices")
 
 
@@ -356,6 +357,7 @@ def test_a_plan_that_rounds_what_is_summed_securely_is_refused(server, device):
 def test_a_late_report_has_its_reason(server, device, plan):
     _serve(server, _configuration(plan), wire_server.answer(False, 5.0, reason="late"))
     result = device.run()
+    assert (result.outcome, result.turns) == (session.SessionOutcome.REPORT_REFUSED, (5.0,))
     assert (result.report.shape, result.reason) == ("-v[]+#", "late")
     assert device.has_participated()
 
@@ -780,6 +782,12 @@ class _Servers:
         return [len(server.told) for server in self.servers]
 
 
+@pytest.fixture(name="servers")
+def _two_servers():
+    with contextlib.ExitStack() as stack:
+        yield _Servers(stack, 2)
+
+
 def _own_device(connection, seed, tmp_path):
     return device_runtime.DeviceRuntime(
         connection,
@@ -799,73 +807,63 @@ def _run_sessions(connection, seeds, tmp_path):
         yield ended.result
 
 
-def test_devices_are_spread_over_a_servers_addresses_by_their_own_randomness(tmp_path):
-    with contextlib.ExitStack() as stack:
-        servers = _Servers(stack, 2)
-        connection = servers.connect()
-        results = list(_run_sessions(connection, range(60), tmp_path))
-        assert {result.outcome for result in results} == {session.SessionOutcome.NOT_SELECTED}
-        assert sum(servers.sessions) == 60 == sum(servers.told())
-        assert 15 <= servers.sessions[0] <= 45  # 30, and four standard errors of 3.9.
-        assert servers.told() == servers.sessions
-        orders = {tuple(connection.addresses(random.Random(seed))) for seed in range(20)}
-        assert orders == {tuple(servers.addresses), tuple(reversed(servers.addresses))}
+def test_devices_are_spread_over_a_servers_addresses_by_their_own_randomness(servers, tmp_path):
+    connection = servers.connect()
+    results = list(_run_sessions(connection, range(60), tmp_path))
+    assert {result.outcome for result in results} == {session.SessionOutcome.NOT_SELECTED}
+    assert sum(servers.sessions) == 60 == sum(servers.told())
+    assert 15 <= servers.sessions[0] <= 45  # 30, and four standard errors of 3.9.
+    assert servers.told() == servers.sessions
+    orders = {tuple(connection.addresses(random.Random(seed))) for seed in range(20)}
+    assert orders == {tuple(servers.addresses), tuple(reversed(servers.addresses))}
 
 
-def test_an_address_that_does_not_answer_is_left_for_another_one(tmp_path):
-    with contextlib.ExitStack() as stack:
-        servers = _Servers(stack, 2)
-        connection = servers.connect(_DEAD, *servers.addresses)
-        results = list(_run_sessions(connection, range(12), tmp_path))
-        assert {result.outcome for result in results} == {session.SessionOutcome.NOT_SELECTED}
-        # From now on it is the last to be tried, until a minute is over.
-        assert {connection.addresses(random.Random(s))[-1] for s in range(20)} == {_DEAD}
-        servers.servers[0].stop()
-        before = servers.sessions[1]
-        results = list(_run_sessions(connection, range(6), tmp_path))
-        assert {result.outcome for result in results} == {session.SessionOutcome.NOT_SELECTED}
-        assert servers.sessions[1] == before + 6
-        assert servers.told()[1] >= 6
-        servers.servers[1].stop()
-        (result,) = _run_sessions(connection, [0], tmp_path)
-        assert result.outcome is session.SessionOutcome.FAILED
-        assert result.reason.startswith("None of 3 addresses answers; the last: 127.0.0.1:")
+def test_an_address_that_does_not_answer_is_left_for_another_one(servers, tmp_path):
+    connection = servers.connect(_DEAD, *servers.addresses)
+    results = list(_run_sessions(connection, range(12), tmp_path))
+    assert {result.outcome for result in results} == {session.SessionOutcome.NOT_SELECTED}
+    # From now on it is the last to be tried, until a minute is over.
+    assert {connection.addresses(random.Random(s))[-1] for s in range(20)} == {_DEAD}
+    servers.servers[0].stop()
+    before = servers.sessions[1]
+    results = list(_run_sessions(connection, range(6), tmp_path))
+    assert {result.outcome for result in results} == {session.SessionOutcome.NOT_SELECTED}
+    assert servers.sessions[1] == before + 6
+    assert servers.told()[1] >= 6
+    servers.servers[1].stop()
+    (result,) = _run_sessions(connection, [0], tmp_path)
+    assert result.outcome is session.SessionOutcome.FAILED
+    assert result.reason.startswith("None of 3 addresses answers; the last: 127.0.0.1:")
 
 
-def test_sessions_are_told_of_elsewhere_if_their_server_is_gone(tmp_path):
-    with contextlib.ExitStack() as stack:
-        servers = _Servers(stack, 2)
-        connection = servers.connect()
-        (result,) = _run_sessions(connection, [0], tmp_path)
-        servers.servers[0].stop()
-        connection.send_summary("tests", result.report, servers.addresses[0]).result(30)
-        assert servers.told()[1] >= 1
+def test_sessions_are_told_of_elsewhere_if_their_server_is_gone(servers, tmp_path):
+    connection = servers.connect()
+    (result,) = _run_sessions(connection, [0], tmp_path)
+    servers.servers[0].stop()
+    connection.send_summary("tests", result.report, servers.addresses[0]).result(30)
+    assert servers.told()[1] >= 1
 
 
-def test_a_refusal_is_final_at_all_addresses(tmp_path):
-    with contextlib.ExitStack() as stack:
-        servers = _Servers(stack, 2)
-        for server in servers.servers:
-            server.tokens = attestation.SignedTokens([_KEY.public_key()], clock=_clock)
-        (result,) = _run_sessions(servers.connect(), [0], tmp_path)
-        assert result.outcome is session.SessionOutcome.ATTESTATION_FAILED
-        assert result.report.shape == "-?"
+def test_a_refusal_is_final_at_all_addresses(servers, tmp_path):
+    for server in servers.servers:
+        server.tokens = attestation.SignedTokens([_KEY.public_key()], clock=_clock)
+    (result,) = _run_sessions(servers.connect(), [0], tmp_path)
+    assert result.outcome is session.SessionOutcome.ATTESTATION_FAILED
+    assert result.report.shape == "-?"
 
 
-def test_an_address_that_changes_is_followed(tmp_path):
-    with contextlib.ExitStack() as stack:
-        servers = _Servers(stack, 2)
-        places = [servers.addresses[0]]
+def test_an_address_that_changes_is_followed(servers, tmp_path):
+    places = [servers.addresses[0]]
 
-        def look():
-            if not places:
-                raise ValueError("No server runs.")
-            return places[0]
+    def look():
+        if not places:
+            raise ValueError("No server runs.")
+        return places[0]
 
-        connection = servers.connect(places[0], current_address=look)
-        list(_run_sessions(connection, [0, 1], tmp_path))
-        places[0] = servers.addresses[1]
-        list(_run_sessions(connection, [0, 1, 2], tmp_path))
-        places.clear()
-        list(_run_sessions(connection, [0], tmp_path))
-        assert servers.sessions == [2, 4]
+    connection = servers.connect(places[0], current_address=look)
+    list(_run_sessions(connection, [0, 1], tmp_path))
+    places[0] = servers.addresses[1]
+    list(_run_sessions(connection, [0, 1, 2], tmp_path))
+    places.clear()
+    list(_run_sessions(connection, [0], tmp_path))
+    assert servers.sessions == [2, 4]

@@ -29,6 +29,10 @@ async def finish(devices):
     return await asyncio.gather(*(device.finish() for device in devices))
 
 
+async def all_are_accepted(devices):
+    assert all(answer.accepted for answer in await finish(devices))
+
+
 async def configured(channel, numbers=NUMBERS, demands=None):
     return await asyncio.gather(
         *(example_secure_task.configured(channel, each, demands) for each in numbers)
@@ -50,8 +54,7 @@ async def committed(store, count=1):
 
 async def round_goes_on(channel, store, *, done=0):
     """A round of honest devices is committed."""
-    answers = await finish(await configured(channel))
-    assert all(answer.accepted for answer in answers)
+    await all_are_accepted(await configured(channel))
     assert (await committed(store, done + 1))["total"] == sum_of(*NUMBERS)
 
 
@@ -83,8 +86,7 @@ async def test_a_device_that_goes_away_is_left_out_or_was_in_the_sum(channel, st
     for _ in range(step):
         await one_step(devices)
     devices[1].stream.call.cancel()
-    answers = await finish([device for device in devices if device is not devices[1]])
-    assert all(answer.accepted for answer in answers)
+    await all_are_accepted([device for device in devices if device is not devices[1]])
     row = await committed(store)
     left = NUMBERS if step == 3 else [NUMBERS[0], *NUMBERS[2:]]
     assert row["total"] == sum_of(*left) and row["devices/reports"] == len(left)
@@ -190,8 +192,7 @@ async def test_a_report_in_the_clear_is_refused_and_not_looked_at(channel, store
         await device.stream.report(device.configuration.attempt, b"1,2,3")
         answer = await device.stream.receive()
         assert (answer.accepted, answer.reason) == (False, "in the clear")
-    answers = await finish([devices[0], *devices[2:]])
-    assert all(answer.accepted for answer in answers)
+    await all_are_accepted([devices[0], *devices[2:]])
     row = await committed(store)
     assert row["total"] == sum_of(NUMBERS[0], *NUMBERS[2:])
     assert row["devices/in the clear"] == 1
@@ -227,8 +228,7 @@ async def test_what_is_no_step_ends_the_session(channel, store, message, code, t
     devices = await configured(channel)
     await devices[1].stream.send(**message)
     assert await devices[1].stream.status() == (code, text)
-    answers = await finish([devices[0], *devices[2:]])
-    assert all(answer.accepted for answer in answers)
+    await all_are_accepted([devices[0], *devices[2:]])
     row = await committed(store)
     assert row["total"] == sum_of(NUMBERS[0], *NUMBERS[2:])
     assert row["devices/dropped"] == 1
@@ -244,8 +244,7 @@ def test_shares_may_be_as_large_as_the_group_and_no_larger(tmp_path):
         await devices[1].stream.send(secure_sum=bytes(most))
         code, text = await devices[1].stream.status()
         assert code is Status.RESOURCE_EXHAUSTED and f"more than {most} bytes" in text
-        answers = await finish([devices[0], *devices[2:]])
-        assert all(answer.accepted for answer in answers)
+        await all_are_accepted([devices[0], *devices[2:]])
 
     play(tmp_path, story, example_secure_task.served(size=3000))
 
@@ -292,8 +291,7 @@ async def test_parts_that_end_in_something_else_are_refused(channel, store):
     await devices[1].stream.send(secure_sum=of(shares={}))
     answer = await devices[1].stream.receive()
     assert answer.reason == "unusable: the message came in parts and is no masked vector"
-    answers = await finish([devices[0], *devices[2:]])
-    assert all(answer.accepted for answer in answers)
+    await all_are_accepted([devices[0], *devices[2:]])
     assert (await committed(store))["total"] == sum_of(NUMBERS[0], *NUMBERS[2:])
 
 
