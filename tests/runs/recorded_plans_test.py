@@ -114,7 +114,7 @@ def _finetuning(door, of, asked):
 def _task(asked, of):
     pytest.importorskip("cryptography")
     from tff_dpftrl.runtime import participation_histograms
-    from tff_dpftrl.runtime.tasks import task_privacy
+    from tff_dpftrl.runtime.tasks import secure_groups, task_privacy
     from tff_dpftrl.runtime.tasks import terms as terms_lib
 
     secure = asked.pop("secure_aggregation", None)
@@ -131,7 +131,7 @@ def _task(asked, of):
         initial_weights_source=None,
         initial_weights_are_public=False,
         parameters={},
-        secure_aggregation=secure and terms_lib.SecureAggregation(**secure),
+        secure_aggregation=secure and secure_groups.SecureGroups(**secure),
         **asked,
     )
     accounted = task_privacy.TaskPrivacy(terms)
