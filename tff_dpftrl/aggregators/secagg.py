@@ -21,18 +21,16 @@ import warnings
 from collections.abc import Callable
 
 import tensorflow_federated as tff
+from typing_extensions import Unpack
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import guarantee as guarantee_lib
-from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, secagg_sum, updates
+from tff_dpftrl.aggregators import dp_ftrl, secagg_sum, updates
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.execution import tff_names
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
-from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
-from tff_dpftrl.private_round import interface
-
-_BuiltFactory = dp_ftrl.DPFTRLFactory | adaptive_clipping.AdaptiveDPFTRLFactory
+from tff_dpftrl.private_round import adaptive_clipping, interface
 
 
 class SecAggFactory(tff.aggregators.UnweightedAggregationFactory):
@@ -44,7 +42,7 @@ class SecAggFactory(tff.aggregators.UnweightedAggregationFactory):
 
     def __init__(
         self,
-        build: Callable[[grid.GridEncoding], _BuiltFactory],
+        build: Callable[[grid.GridEncoding], dp_ftrl.DPFTRLFactory],
         *,
         clients_per_round: float,
         bits: int,
@@ -99,7 +97,7 @@ class SecAggFactory(tff.aggregators.UnweightedAggregationFactory):
         """Computes the guarantee of a run as `DPFTRLFactory` does, the same for every grid."""
         return self._for_any.guarantee(schema, delta)
 
-    def for_updates(self, value_type: tff_names.Type) -> _BuiltFactory:
+    def for_updates(self, value_type: tff_names.Type) -> dp_ftrl.DPFTRLFactory:
         """Builds the factory on the grid for updates of one type.
 
         Args:
@@ -129,21 +127,19 @@ def build_secagg_dp_ftrl_aggregator(
     strategy: strategy_lib.Strategy,
     *,
     noise_multiplier: float,
-    clip_norm: float | adaptive_clipping_lib.AdaptiveClipping,
+    clip_norm: float | adaptive_clipping.AdaptiveClipping,
     clients_per_round: float,
     bits: int = 24,
     max_clients: int | None = None,
     encoding: grid.GridEncoding | None = None,
-    deterministic_seed: int | None = None,
-    secure_noise: bool = False,
     rotation_seed: int | None = None,
-    noise_parties: int = 0,
+    **noise: Unpack[interface.NoiseOptions],
 ) -> SecAggFactory:
     """Builds DP-FTRL whose server sees only secure sums of encoded updates.
 
-    With a fixed clip norm it works like `dp_ftrl.build_dp_ftrl_aggregator`, and the noise has the
+    With a fixed clip norm it works like `build_dp_ftrl_aggregator`, and the noise has the
     standard deviation `noise_multiplier · encoding.inflated_clip_norm(clip_norm)`. With adaptive
-    clipping it works like `adaptive_clipping.build_adaptive_dp_ftrl_aggregator`, and the noise on
+    clipping it works like `build_adaptive_dp_ftrl_aggregator`, and the noise on
     the updates is larger by the factor `encoding.inflation`. The guarantee of ρ-zCDP with
     ρ = S² / (2 noise_multiplier²) holds unchanged. With adaptive clipping the grid step is a
     fixed fraction of the active clip norm, so bits and inflation never change. The clients' bits
@@ -164,16 +160,9 @@ def build_secagg_dp_ftrl_aggregator(
       encoding: Grid of the encoded updates in place of `bits` and `max_clients`, from
         `grid.for_bits` or `grid.for_inflation`. If None, `create` makes the finest one for the
         number of parameters.
-      deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only: a
-        run with a known seed is not private. From the operating system if None.
-      secure_noise: Whether a cryptographic generator, AES-256 in counter mode, draws the noise on
-        a grid (`numpy_noise.secure_draws`); else of Philox. TFF's own executor cannot draw it:
-        compile the process (`tff_dpftrl.compile_process`).
       rotation_seed: Public seed of the rotations, an integer in [0, 2^128) other than the
         seed of the noise. From the operating system if None.
-      noise_parties: Number of parties that each add the whole noise within the sums; `encoding`
-        must have room for it (its `noise_ratio`). This factory then adds none. Default: 0, the
-        factory adds the noise.
+      **noise: `deterministic_seed` and `secure_noise`, see `interface.NoiseOptions`.
 
     Returns:
       The factory.
@@ -183,28 +172,23 @@ def build_secagg_dp_ftrl_aggregator(
         `clients_per_round`.
     """
 
-    def build(used: grid.GridEncoding) -> _BuiltFactory:
-        if isinstance(clip_norm, adaptive_clipping_lib.AdaptiveClipping):
-            return adaptive_clipping.build_adaptive_dp_ftrl_aggregator(
+    def build(used: grid.GridEncoding) -> dp_ftrl.DPFTRLFactory:
+        common = {"noise_multiplier": noise_multiplier, "clients_per_round": clients_per_round}
+        if isinstance(clip_norm, adaptive_clipping.AdaptiveClipping):
+            return dp_ftrl.build_adaptive_dp_ftrl_aggregator(
                 strategy,
-                noise_multiplier=noise_multiplier,
-                clients_per_round=clients_per_round,
                 clipping=clip_norm,
-                deterministic_seed=deterministic_seed,
-                secure_noise=secure_noise,
                 sum_factory=secagg_sum.SecAggSumFactory(used, 1.0, rotation_seed=rotation_seed),
-                count_sum_factory=secagg_sum.SecAggHalfBitFactory(has_noise=noise_parties > 0),
-                noise_parties=noise_parties,
+                count_sum_factory=secagg_sum.SecAggHalfBitFactory(),
+                **common,
+                **noise,
             )
         return dp_ftrl.build_dp_ftrl_aggregator(
             strategy,
-            noise_multiplier=noise_multiplier,
             clip_norm=clip_norm,
-            clients_per_round=clients_per_round,
-            deterministic_seed=deterministic_seed,
-            secure_noise=secure_noise,
             sum_factory=secagg_sum.SecAggSumFactory(used, clip_norm, rotation_seed=rotation_seed),
-            noise_parties=noise_parties,
+            **common,
+            **noise,
         )
 
     return SecAggFactory(
