@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow_federated as tff
 from typing_extensions import Unpack
@@ -34,7 +35,7 @@ from tff_dpftrl.private_round import adaptive_clipping, interface
 
 
 class SecAggFactory(tff.aggregators.UnweightedAggregationFactory):
-    """TFF factory of DP-FTRL over secure sums; the builders of this module make it.
+    """TFF factory of DP-FTRL over secure sums; the builder of this module makes it.
 
     Unless the grid of the encoded updates was given, it follows from their number of
     parameters, which `create` knows.
@@ -43,41 +44,20 @@ class SecAggFactory(tff.aggregators.UnweightedAggregationFactory):
     def __init__(
         self,
         build: Callable[[grid.GridEncoding], dp_ftrl.DPFTRLFactory],
-        *,
-        clients_per_round: float,
-        bits: int,
-        max_clients: int | None,
-        encoding: grid.GridEncoding | None,
+        encoding: grid.GridEncoding | Callable[[int], grid.GridEncoding],
     ):
         """Initialises the factory.
 
         Args:
           build: Function from the grid to the factory of DP-FTRL on it.
-          clients_per_round: Report goal.
-          bits: Largest number of bits of an integer modulo M.
-          max_clients: Largest number of clients in one sum; the report goal if None.
-          encoding: Grid in place of `bits` and `max_clients`; None for the finest one that fits.
+          encoding: Grid of the encoded updates, or a function to it from their number of parameters.
 
         Raises:
-          ValueError: If an argument is out of range, or a round has no room for the report goal.
+          ValueError: If `build` or `encoding` refuses an argument.
         """
-        if encoding is not None and max_clients is not None:
-            raise validation.UsageError(
-                "max_clients and encoding exclude each other: encoding.max_clients holds."
-            )
-        validation.positive("clients_per_round", clients_per_round)
-        name = "max_clients" if encoding is None else "encoding.max_clients"
-        most = math.ceil(clients_per_round) if max_clients is None else max_clients
-        most = most if encoding is None else encoding.max_clients
-        if most < clients_per_round:
-            raise validation.UsageError(
-                f"{name} {most} is below clients_per_round {clients_per_round}: give the largest "
-                "number of clients that can report in one round."
-            )
-        self._build, self._bits, self._max_clients = build, bits, most
-        self._encoding = encoding
+        self._build, self._encoding = build, encoding
         # Arguments are refused here. What the dimension changes is the noise, not the guarantee.
-        self._for_any = build(encoding or grid.for_bits(1, most, bits))
+        self._for_any = build(encoding(1) if callable(encoding) else encoding)
 
     @property
     def private_round(self) -> interface.PrivateRound:
@@ -86,7 +66,7 @@ class SecAggFactory(tff.aggregators.UnweightedAggregationFactory):
         Raises:
           ValueError: If the grid follows from the updates; use `for_updates`.
         """
-        if self._encoding is None:
+        if callable(self._encoding):
             raise validation.UsageError(
                 "The noise is scaled to the grid, which follows from the updates: take "
                 "for_updates(value_type).private_round, or give encoding."
@@ -110,13 +90,13 @@ class SecAggFactory(tff.aggregators.UnweightedAggregationFactory):
         Raises:
           ValueError: If the type has no tensors, other dtypes or unknown shapes.
         """
-        if self._encoding is not None:
+        if not callable(self._encoding):
             return self._for_any
         shapes = updates.UpdateType(value_type).shapes
         dim = sum(math.prod(shape) for shape in shapes)
         with warnings.catch_warnings():  # The builder has warned already.
             warnings.simplefilter("ignore", adaptive_clipping.ExpensiveClippingWarning)
-            return self._build(grid.for_bits(dim, self._max_clients, self._bits))
+            return self._build(self._encoding(dim))
 
     def create(self, value_type: tff_names.Type) -> tff.templates.AggregationProcess:
         """Creates the process for updates of one type, as `for_updates(value_type)` does."""
@@ -171,9 +151,24 @@ def build_secagg_dp_ftrl_aggregator(
       ValueError: If an argument is out of range, or `max_clients` is below
         `clients_per_round`.
     """
+    if encoding is not None and max_clients is not None:
+        raise validation.UsageError(
+            "max_clients and encoding exclude each other: encoding.max_clients holds."
+        )
+    validation.positive("clients_per_round", clients_per_round)
+    name = "max_clients" if encoding is None else "encoding.max_clients"
+    most = math.ceil(clients_per_round) if max_clients is None else max_clients
+    most = most if encoding is None else encoding.max_clients
+    if most < clients_per_round:
+        raise validation.UsageError(
+            f"{name} {most} is below clients_per_round {clients_per_round}: give the largest "
+            "number of clients that can report in one round."
+        )
 
     def build(used: grid.GridEncoding) -> dp_ftrl.DPFTRLFactory:
-        common = {"noise_multiplier": noise_multiplier, "clients_per_round": clients_per_round}
+        common: dict[str, Any] = dict(
+            noise_multiplier=noise_multiplier, clients_per_round=clients_per_round, **noise
+        )
         if isinstance(clip_norm, adaptive_clipping.AdaptiveClipping):
             return dp_ftrl.build_adaptive_dp_ftrl_aggregator(
                 strategy,
@@ -181,20 +176,12 @@ def build_secagg_dp_ftrl_aggregator(
                 sum_factory=secagg_sum.SecAggSumFactory(used, 1.0, rotation_seed=rotation_seed),
                 count_sum_factory=secagg_sum.SecAggHalfBitFactory(),
                 **common,
-                **noise,
             )
         return dp_ftrl.build_dp_ftrl_aggregator(
             strategy,
             clip_norm=clip_norm,
             sum_factory=secagg_sum.SecAggSumFactory(used, clip_norm, rotation_seed=rotation_seed),
             **common,
-            **noise,
         )
 
-    return SecAggFactory(
-        build,
-        clients_per_round=clients_per_round,
-        bits=bits,
-        max_clients=max_clients,
-        encoding=encoding,
-    )
+    return SecAggFactory(build, encoding or (lambda dim: grid.for_bits(dim, most, bits)))
