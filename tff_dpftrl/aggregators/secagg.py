@@ -50,7 +50,7 @@ class SecAggFactory(tff.aggregators.UnweightedAggregationFactory):
 
         Args:
           build: Function from the grid to the factory of DP-FTRL on it.
-          encoding: Grid of the encoded updates, or a function to it from their number of parameters.
+          encoding: Grid of the encoded updates, or a function from their number of parameters.
 
         Raises:
           ValueError: If `build` or `encoding` refuses an argument.

@@ -174,13 +174,7 @@ class AdaptiveClipRound(fixed_clip.DpFtrlRound):
         """
         if not isinstance(clipping, AdaptiveClipping):
             raise validation.UsageError(f"clipping must be an AdaptiveClipping, got {clipping!r}.")
-        super().__init__(
-            strategy,
-            noise_multiplier=noise_multiplier,
-            clients_per_round=clients_per_round,
-            noise_parties=noise_parties,
-            **noise,
-        )
+        super().__init__(strategy, noise_multiplier, clients_per_round, noise_parties, **noise)
         self.clipping = clipping
         self.clipped_count_stddev = clipping.count_stddev(
             self.noise_multiplier, self.clients_per_round

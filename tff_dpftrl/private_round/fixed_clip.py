@@ -35,7 +35,7 @@ class FixedClipState(NamedTuple):
 
 
 class DpFtrlRound(interface.PrivateRound):
-    """What the mechanisms of DP-FTRL have in common: the strategy, and what a sum is divided by.
+    """Base of the mechanisms of DP-FTRL, with a strategy and a report goal.
 
     With any `noise_parties`, each has added the whole noise to the sums: `release` adds none, and
     the state has no secret.
@@ -44,13 +44,11 @@ class DpFtrlRound(interface.PrivateRound):
     def __init__(
         self,
         strategy: strategy_lib.Strategy,
-        *,
         noise_multiplier: float,
         clients_per_round: float,
         noise_parties: int,
         **noise: Unpack[interface.NoiseOptions],
     ):
-        """Initialises the round with its attributes."""
         super().__init__(noise_multiplier, **noise)
         self.strategy = strategy_lib.check_strategy(strategy)
         self.clients_per_round = summation.check_clients_per_round(clients_per_round)
@@ -95,13 +93,7 @@ class FixedClipRound(DpFtrlRound):
         **noise: Unpack[interface.NoiseOptions],
     ):
         """Initialises the round with its attributes; `encoded_norm` is the clip norm if None."""
-        super().__init__(
-            strategy,
-            noise_multiplier=noise_multiplier,
-            clients_per_round=clients_per_round,
-            noise_parties=noise_parties,
-            **noise,
-        )
+        super().__init__(strategy, noise_multiplier, clients_per_round, noise_parties, **noise)
         self.clipping = clipping_lib.check(clipping)
         self.encoded_norm = validation.number(
             "encoded_norm",

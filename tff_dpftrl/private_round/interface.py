@@ -88,7 +88,6 @@ class PrivateRound(abc.ABC):
         deterministic_seed: int | None = None,
         secure_noise: bool = False,
     ):
-        """Initialises what all rounds have."""
         self.noise_multiplier = validation.noise_multiplier(noise_multiplier)
         self.deterministic_seed = validation.seed("deterministic_seed", deterministic_seed)
         self.secure_noise = secure_noise
