@@ -18,6 +18,7 @@ from tests.finetuning import toy_finetuning
 from tests.fixed_seeds import fixed_seeds  # noqa: F401
 from tests.reports import listed_files
 from tests.training import toy_run
+from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.accounting import statement_text
 from tff_dpftrl.auditing.recount import run_folder
@@ -134,7 +135,7 @@ def test_secure_noise_is_stated(kind, toy, tmp_path):
     config = toy_finetuning.config(toy, **options, num_steps=2)
     statement = _finetune(config, tmp_path / "run").statement
     is_exact = kind == "example"
-    generator = sentences.noise_generator(is_exact)
+    generator = statement_lib.noise_generator(is_exact)
     assert statement.parameters[sentences.NOISE_GENERATOR] == generator
     assert sentences.FLOATING_POINT not in statement.caveats
     assert (sentences.ROUNDED_CORRELATION in statement.caveats) == (not is_exact)

@@ -33,7 +33,7 @@ def check(delta: float) -> None:
 
 def check_for_population(delta: float, population: int) -> None:
     """Warns on standard error of a δ that is too large for the number of devices."""
-    from tff_dpftrl.accounting import statement_sentences
+    from tff_dpftrl.accounting import statement
 
-    for reason in statement_sentences.large_delta(delta, population, "device"):
+    for reason in statement.large_delta(delta, population, "device"):
         print(f"Warning: {reason}", file=sys.stderr)

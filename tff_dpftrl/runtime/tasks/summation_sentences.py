@@ -9,6 +9,7 @@ import decimal
 import math
 
 from tff_dpftrl.accounting import facts as facts_lib
+from tff_dpftrl.accounting import statement
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.runtime.tasks import secure_groups
@@ -113,7 +114,7 @@ def _smallest(secure: secure_groups.SecureGroups) -> str:
 
 def trust(secure: secure_groups.SecureGroups | None) -> facts_lib.Trust:
     """Returns the trust model of a task: what the server sees, and what not."""
-    usual = sentences.trust("device", in_one_place=False)
+    usual = statement.trust("device", in_one_place=False)
     if secure is None:
         return facts_lib.Trust(f"{usual.setting} {SUMS_ARE_SEEN}", usual.from_whom)
     if secure.noise_parties:
