@@ -98,6 +98,9 @@ TUNING = "Tuning of hyperparameters: {source}."
 SETTINGS_TRIED = "Which settings were tried, and what they were chosen on."
 VOCABULARY = "Choice of the vocabulary"
 VOCABULARY_CHOICE = VOCABULARY + ": {source}."
+GROUP_SIZE_CHOICE = (
+    "Choice of the group size, {size}: {source}, computed on the training users without noise."
+)
 TEXT_OF_WEIGHTS = "Text that the initial weights were trained on: {source}."
 TEXT_OF_TOKENIZER = "Text that the tokenizer was learned on: not recorded; it is that of {source}."
 HELD_OUT = (
@@ -156,6 +159,16 @@ OF_ALL_PARTS = {
     "epsilon": "; ε without a δ is added",
 }
 """Clauses of one sentence on the weights and other parts, by what it says more."""
+EXAMPLES_OF_A_POOL = (
+    "Privacy loss distribution of the mixture of Gaussians N(j, σ²), j ~ Binomial({group_size}, "
+    "p), which is tight for one user with at most {examples} in the pool (Charles et al. 2024, "
+    "Theorem 3), composed over the steps."
+)
+SAMPLED_USERS = (
+    "Privacy loss distribution of the Poisson-sampled Gaussian mechanism (Charles et al. 2024, "
+    "Theorem 2), composed over the steps."
+)
+GROUP_SIZE_ADDED = " Added to it is ε = {epsilon:g} for the choice of group size."
 
 # Assumptions
 SCHEMA_KEPT = "Every {unit} keeps to the participation schema accounted for{record}."
@@ -165,6 +178,14 @@ DRAWN_IN_ONE_PLACE = (
     "One party, which holds the data of every {unit}, draws the samples. This guarantee would "
     "not hold for {unit}s in the field: they come when they like, so nobody could draw such "
     "samples of them."
+)
+DRAWN_EXAMPLES = (
+    "At most {examples} of each user were put into a pool, once, at random; every example of the "
+    "pool is in a step with probability {chance}, independently of all else."
+)
+DRAWN_USERS = (
+    "Every user is in a step with probability {chance}, independently of all else, with at most "
+    "{examples} drawn at random in every step; their mean gradient is clipped."
 )
 SECRET_SEED = (
     "The samples of each {unit} are drawn independently of all other {unit}s and of all data. "
@@ -248,11 +269,24 @@ OTHER_GENERATORS = (
     "The noise of other parts than the weights comes from other generators than AES-256, and from "
     "floating-point arithmetic, whose gaps are not accounted for (Mironov 2012)."
 )
+COUNTED = (
+    "{what}, {number}, determines the sampling probability. It was counted on the data and is "
+    "treated as public{remedy}."
+)
+DECLARED_USERS = "The number of users, {number}, is stated as it was counted."
+DEFAULT_DELTA = (
+    "δ is n^-1.1 for the {number} examples of all users, a number that is treated as public."
+)
 PERSON_WITH_SEVERAL = (
     "A person with several {unit}s is protected less: by group privacy over those {unit}s."
 )
 
 # Caveats right under the headline
+WHAT_IF = (
+    "What if: with {scale:g} times as many users, {users:g}, and the same expected batch, the "
+    "noise would give ε = {epsilon} at δ = {delta}. This is a comparison, not a guarantee for "
+    "anybody in this data."
+)
 REFUTED = "An audit has refuted this claim, so nobody should rely on it: {entry}."
 AUTHORS_SENSITIVITY = (
     "ε follows from a sensitivity that the author of the mechanism {mechanism!r} claims: see "
