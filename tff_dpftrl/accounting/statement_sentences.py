@@ -5,8 +5,7 @@ A unit is "user", "device" or "example": neighbouring data sets differ in one of
 part is called by the unit throughout a statement. `statement` and the rooms choose among
 them, and fill in the fields: `REFUTED.format(entry=entry)`.
 
-Sentences about a sampling are in `participation.sampling`, those about who sees the reports of a
-task in `runtime.tasks.summation_sentences`, and those in plain words in `statement_text`.
+Sentences on samplings are in `participation.sampling`, those in plain words in `statement_text`.
 """
 
 # Names of parameters of a statement, and values of the first one.
@@ -85,6 +84,109 @@ OUTPUT_OF_CHOICE = (
     "the data again: every intermediate model and the final one. Nothing of the other runs, not "
     "even their models on the way."
 )
+
+# Who sees a device's report before it is summed
+SUMS_ARE_SEEN = (
+    "Reports were summed by the server in the clear, without secure aggregation: it is trusted "
+    "not to look at single reports, nor to keep them."
+)
+SECURE_SUMS = (
+    "Reports are summed by secure aggregation (Bonawitz et al. 2017), a group's sum being of "
+    "{least} devices or more."
+)
+HIDDEN_FROM_CURIOUS = (
+    "Single reports are hidden from a server that keeps to the protocol and reads what it "
+    "receives, if no more than {percent} % of a group's devices are in league with it: together "
+    "they learn the sum of the group's other devices, and so a report that is the only other one "
+    "in it{drawn}"
+)
+NEIGHBOURS_DRAWN = (
+    ", or more with a probability of at most 2^-{bits} in each sum. Each device shares its secrets "
+    "with {neighbours} others, drawn at random by the server (Bell et al. 2020); who is in league "
+    "with it, and who drops out, must not depend on the draw."
+)
+SEEN_BY_OTHERS = (
+    " A server that does not keep to the protocol can see single reports, by keys of its own in "
+    "the place of devices', or by telling devices different things about who dropped out{what}."
+)
+HIDDEN_FROM_ACTIVE = (
+    "Single reports are hidden from a server that may do anything, under three conditions. "
+    "First, fewer than a third of a group's devices are in league with it. A device counts "
+    "once for each attestation token under which it takes part, and a genuine device may get "
+    "many tokens. Second, neither the issuer of these tokens is in league with it, who can "
+    "make up devices, nor the holder of the key that signs plans, who can make other plans. "
+    "Third, this key has signed no plan for the devices by which reports are seen, since they "
+    "take part in every plan that it has signed. The server and the devices in league with it "
+    "learn one sum of the group's other devices, and the server can leave some of these out. "
+    "What a sum shows of one device is up to the model that the server sends. It sends the "
+    "same one to all devices of a group, but may make it for the purpose."
+)
+HIDDEN_AMONG = (
+    "In a group of {least}, with {in_league} of them in league, a report is in one exact sum with "
+    "{others}: whoever knows them knows it."
+)
+HIDDEN_AMONG_NONE = (
+    "In a group of {least}, with {in_league} of them in league, a report is alone in what is left "
+    "of the sum: it is not hidden."
+)
+NOT_HIDDEN = (
+    "Not hidden are the sums of groups, metrics among them, which are exact and without noise; how "
+    "many devices report, drop out and are refused, and when; and the devices' network addresses."
+)
+NOISED_NOT_HIDDEN = (
+    "Not hidden, and without noise, are exact sums of what devices report besides their updates: "
+    "metrics, and how often and in which rounds they took part; how many devices report, drop out "
+    "and are refused, and when; and the devices' network addresses."
+)
+A_PARTY = "A noise party, which is another operator without data, adds the noise"
+PARTIES = (
+    "Each of {number} noise parties, which are other operators without data, adds the whole noise"
+)
+A_PARTY_PROTECTS = (
+    "The noise protects from everybody but the devices and the noise party, which can subtract it "
+    "from what is released; from the server, too, unless it colludes with the noise party."
+)
+PARTIES_PROTECT = (
+    "The noise protects from everybody but the devices, the server included, unless all {number} "
+    "noise parties collude: together they can subtract it from what is released."
+)
+NOISE_IN_SUMS = (
+    "{parties} within the sum of each round, so that the server sees no updates, and no sums of "
+    "updates, without it. {protects} This rests on devices' software, which refuses a sum without "
+    "a party whose key is in the signed plan; on the holder of the key that signs plans, who could "
+    "sign one without; and on each party's keeping its seed secret, and giving the noise of a "
+    "round once, which it records before it sends any. A round whose sum was abandoned after that "
+    "is skipped, and counts as one of the rounds that ε is of."
+)
+TRUST_WITH_PARTIES = (
+    "Differential privacy with noise that the server does not know: it need not be trusted with "
+    "updates, nor with their sums. It is trusted to keep secret, and to erase, the exact sums of "
+    "metrics and participation that it sees."
+)
+FROM_WHOM_WITH_PARTIES = (
+    "It does so however much they know of others. Of metrics and participation the server sees "
+    "exact sums, which ε does not cover. All devices of a sum must follow the algorithm: one that "
+    "does not can make it wrap around, and then nothing is proven for the others in it. Trust "
+    "below has in full on what else this rests."
+)
+TRUST_WITH_SECURE_SUMS = (
+    "Central differential privacy, with secure sums: the server is trusted to run the mechanism as "
+    "it is written, to keep secret the sums before noise is added, and the noise with its seed and "
+    "state, and to erase them. It need not be trusted with single reports, as far as this goes:"
+)
+FEW_IN_LEAGUE = "fewer than a third of these devices are in league with it"
+CURIOUS_IN_LEAGUE = (
+    "it keeps to the protocol, and no more than {percent} % of these devices are in league with it"
+)
+SERVER_SEES = (
+    "The server is not among these: it sees exact sums of what {least} devices or more send, and "
+    "is trusted to keep them secret. Of a single device it learns what such a sum tells, and no "
+    "more, under the conditions that Trust below has in full: {if_so}, among others. With the most "
+    "devices in league, the rest of a sum can be of only {left}. All devices of a sum must follow "
+    "the algorithm: one that does not can make it wrap around, and then nothing is proven for the "
+    "others in it either."
+)
+CHOSEN_BY_MODEL = "By the model that it sends it can choose what a sum shows."
 
 # Covered, and not
 COVERED = "What the noised sums say about the training data of one {unit}{which}."
