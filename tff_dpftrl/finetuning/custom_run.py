@@ -34,7 +34,6 @@ from tff_dpftrl.accounting import display, facts, statement
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.finetuning import (
     amplified,
-    begun,
     clipped_sums,
     example_sampling,
     ghost,
@@ -42,6 +41,7 @@ from tff_dpftrl.finetuning import (
     losses_trial,
     passes,
     private_steps,
+    resuming,
     run_privacy,
     step_trainer,
 )
@@ -340,7 +340,7 @@ def finetune(
     asked = _manifest(model, examples, plan, private, options, _way_of_clipping(known, clipped_sum))
     if known is not None:
         # Untrained weights are compared by their digests, which older runs have, too.
-        begun.check_is_the_same(known, asked, output, but_for=("units_at_once", _UNTRAINED))
+        resuming.check_is_the_same(known, asked, output, but_for=("units_at_once", _UNTRAINED))
     report = reportable(known or asked, output, evaluation.every)
     report.schedule.check_budget(private)
 
@@ -468,7 +468,7 @@ def reportable(
     config = known.config
     is_known = config["weights_source"] is not None
     runs, same_users = earlier_runs.parts(known.facts)
-    plan = begun.plan_of(known)
+    plan = resuming.plan_of(known)
     return prepared.Reportable(
         known=known,
         plan=plan,
