@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--strategy",
         metavar="FILE|NAME",
-        help="Strategy file that tff-dpftrl optimize --output wrote, or the name of a published "
+        help="Strategy file that tff-dpftrl plan --output wrote, or the name of a published "
         "strategy, such as blt-gboard-b100, -b400 or -b1000 (parameters of production models).",
     )
     add_schema_arguments(parser)
@@ -60,11 +60,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def require(args: argparse.Namespace, *needs: Sequence[str]) -> None:
-    """Refuses a command line that lacks flags: of each need, names of attributes, one is given."""
+    """Refuses flags of which not one of each need is given; needs are names of attributes."""
     missing = [names for names in needs if all(getattr(args, name) is None for name in names)]
     if missing:
         flags = (" or ".join(f"--{name.replace('_', '-')}" for name in names) for names in missing)
         raise validation.UsageError(f"the following flags are required: {', '.join(flags)}.")
+    for names in needs:
+        given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) is not None]
+        if len(given) > 1:
+            raise validation.UsageError(f"{' and '.join(given)} exclude each other: give one.")
 
 
 SCHEMA = (("rounds",), ("min_sep", "min_sep_gap"))
