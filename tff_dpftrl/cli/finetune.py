@@ -22,7 +22,7 @@ is correlated (cyclic, bins).
 
 By default --compute-budget, the gradients of a step, is spent on ELS or ULS, whichever promises
 less noise. Gradients of public text decide, which costs no privacy. Compare all choices beforehand
-with `tff-dpftrl finetune-plan`.
+with `tff-dpftrl plan --finetune`.
 
 Model and vocabulary are those of --initial-weights, from `tff-dpftrl pretrain`, or a checkpoint in
 Hugging Face's layout, which comes back in that layout, too (docs/how_to/checkpoints.md). The output

@@ -119,7 +119,7 @@ class _Parser(argparse.ArgumentParser):
         if not given:
             self.exit(2, self.format_help())
         if given[0] in _MOVED:
-            self.exit(2, f"{self.prog}: {given[0]} is a part of plan: {_MOVED[given[0]]}\n")
+            self.exit(2, f"{self.prog}: {given[0]} is a part of plan: type {_MOVED[given[0]]}\n")
         if not given[0].startswith("-") and given[0] not in _SUBCOMMANDS:
             near = difflib.get_close_matches(given[0], _SUBCOMMANDS, n=1)
             meant = f"; did you mean {near[0]}?" if near else ""

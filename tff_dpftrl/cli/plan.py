@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import importlib
 import pathlib
-from collections.abc import Callable
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import defaults
@@ -16,10 +16,6 @@ from tff_dpftrl.cli import (
     flags,
     mechanism_flags,
     output,
-    plan_compare,
-    plan_finetune,
-    plan_mechanism,
-    plan_population,
     sampling_flags,
 )
 from tff_dpftrl.finetuning import config as finetuning_config
@@ -31,48 +27,40 @@ _DESCRIPTION = """\
 Plan a run before anything is trained: what to run, and with which noise, for a privacy target.
 
   --population N    How to run with N devices: mechanism, report goal (clients a round), noise
-                    multiplier and how often a device may take part. Printed is the Pareto set, the
-                    plans that no other beats in privacy, noise, report goal and memory. One is
-                    recommended, with the commands that set it up. With --sampling, one party holds
-                    the data of N clients and draws each round's clients in secret.
-  --mechanism NAME  The mechanism's smallest noise multiplier for a target: accounted for again,
-                    not above the target, and printed as by `account`. Without a target, its
-                    best form for a schema, and with --output in a file. The loss is the stddev of
-                    the noise in the sum of all updates so far, at a fixed guarantee.
-  --compare NAMES   Strategies, each optimised once, while one parameter varies: what happens when
-                    clients come back sooner, or training runs longer, than planned? With
-                    --population, the mechanisms to consider.
-  --finetune        Each way to fine-tune with user-level privacy where all data lies in one place.
+                    multiplier and how often a device may take part; the plans that no other beats
+                    in privacy, noise, report goal and memory, and commands for a recommended one.
+                    With --sampling, one party draws each round's clients in secret.
+  --mechanism NAME  Its smallest noise multiplier for a target, printed as by `account`. Without a
+                    target, its best form for a schema; the loss is the stddev of the noise in the
+                    sum of all updates so far, at a fixed guarantee.
+  --compare NAMES   Strategies, each optimised once, where clients come back sooner, or training
+                    runs longer, than planned. With --population, the mechanisms to consider.
+  --finetune        Each way to fine-tune with user-level privacy, where all data is in one place.
 
 A client takes part in at most --max-participations rounds, any two of them at least --min-sep apart
 (a stride: rounds 7 and 9 are 2 apart). With --sampling, the guarantee rests on the secret.
 
---population: the noise is that in the sum of the averaged updates so far, per unit of clip norm; it
+--population: noise is that in the sum of the averaged updates so far, per unit of clip norm; it
 stands for utility by a hypothesis. With --workload it is the noise in the models, per unit of clip
 norm and learning rate. Recommended are the fewest clients a round without more noise than Gboard's
-production models. If no plan has so little, or if the noise is the target, twice the clients a
-round, and each device twice as often, are preferred only if that lowers the noise (or mu, with
-which epsilon grows) by a fifth. With --sampling, the plan of least noise is printed for each number
-of clients a round: with cyclic and b-min-sep the best of several numbers of bands, up to 64 (--all
-prints all). The number of bins follows from the number of clients a round, and the noise is a
-BLT's: give --report-goals, since each takes seconds.
+production models. If no plan has so little, or noise is the target, twice the clients a round, and
+each device twice as often, must lower noise (or mu, with which epsilon grows) by a fifth. With
+--sampling, the plan of least noise is printed for each number of clients a round; with cyclic and
+b-min-sep of several numbers of bands, up to 64. Bins take seconds for each of --report-goals.
 
---finetune: a compute budget of B gradients a step is spent on B sampled examples, at most G of
-each user in the pool (ELS), or on M sampled users with G examples each, G * M = B (ULS); or on M
-users at a time who take turns, with correlated noise and no secret samples (passes); or on groups
-of users that take turns and are sampled, with as many bands as groups (cyclic). Noise is that of
-the averaged gradient, in units of the clip norm. Correlated noise is given as the independent noise
-whose sums up to each step are as noisy, in the root mean square over the steps. The better way has
-less noise relative to the gradient. The mean of G gradients of one user is smaller than one
-gradient: by nothing if all are equal, by the square root of G if they have nothing in common. They
-are measured with the pretrained model on public text (--initial-weights), by which `finetune`
-decides, or elsewhere (--gradient-norms). Without them the way is recommended that is best for the
-fourth root of G, which is halfway.
+--finetune: B gradients a step are of B sampled examples, at most G of each user in the pool (ELS);
+of M sampled users with G examples each, G * M = B (ULS); of M users at a time who take turns, with
+correlated noise (passes); or of groups of users that take turns and are sampled, with as many bands
+as groups (cyclic). Correlated noise is given as the independent noise whose sums are as noisy. The
+better way has less noise relative to the gradient. The mean of G gradients of a user is smaller
+than one by nothing if all are equal, by the square root of G if they have nothing in common. That
+is measured on public text (--initial-weights), or elsewhere (--gradient-norms); else it is taken
+for the fourth root of G, halfway.
 
 With --budget-shares, --target-epsilon is for everything that the run releases. A share of the
-budget is a share of the squared mu of the Gaussian mechanism that spends it all, or of 1 / sigma^2
-of sampled steps. These quantities add up; epsilon does not. The weights get the rest: their noise
-grows by a factor of 1 / sqrt(1 - shares), and some more for the vocabulary's share of delta.
+budget is one of the squared mu of the Gaussian mechanism that spends it all, or of 1 / sigma^2 of
+sampled steps, which add up; epsilon does not. The noise of the weights grows by a factor of
+1 / sqrt(1 - shares), and some more for the vocabulary's share of delta.
 """
 
 _EPILOG = """\
@@ -85,10 +73,6 @@ examples:
 
   # Keep the noise of a run that was good enough (tree, z 7, 6500 clients); what does it cost?
   tff-dpftrl plan --population 4000000 --rounds 2000 --delta 1e-10 --keep-noise-of tree:7:6500
-
-  # A timer of 3 days at 250 rounds a day, for two mechanisms.
-  tff-dpftrl plan --population 9000000 --rounds 2000 --target-epsilon 5 --delta 1e-10 \\
-      --timer-hours 72 --rounds-per-day 250 --compare blt tree --plot plans.png
 
   # Data in one place: groups take turns, and are sampled in secret, for a run of 500 rounds.
   tff-dpftrl plan --population 1600 --rounds 500 --target-epsilon 4 --delta 1e-5 \\
@@ -105,7 +89,7 @@ examples:
   tff-dpftrl plan --compare blt tree bandtoep blt-gboard-b400 --rounds 2000 --min-sep 400 \\
       --vary min-sep --values 100:1000:50 --plot min_sep.png
 
-  # Fine-tune on a file of texts, read as by finetune, with the gradients of the model on public text.
+  # Fine-tune on a file of texts, with the gradients of the model on public text.
   tff-dpftrl plan --finetune --data users.jsonl.gz --initial-weights results/pretrained \\
       --target-epsilon 4 --compute-budget 1024 --steps 500
 
@@ -113,64 +97,67 @@ examples:
   tff-dpftrl plan --finetune --population 10000 --examples-per-user 50 --target-epsilon 4
 """
 
+_INTEGERS, _NORMS = flags.listed(int, "8,16,32"), flags.listed(float, "8.8,6.6,5.1")
+_VARIED = ("min-sep", "rounds", "participations")
+_TARGET = ("target_epsilon", "target_rho", "target_noise", "keep_noise_of")
 _SCHEMA = "rounds min_sep min_sep_gap max_participations "
 _OPTIONS = " ".join(field.name for field in dataclasses.fields(table.Options)) + " "
 _TEXT = " ".join(field.name for field in dataclasses.fields(language_config.TextConfig)) + " "
-_TARGET = ("target_epsilon", "target_rho", "target_noise", "keep_noise_of")
+_STEPS, _BUDGET = finetuning_config.FinetuningConfig.num_steps, group_size.COMPUTE_BUDGET
 
 
 @dataclasses.dataclass(frozen=True)
 class _Question:
-    """Question to `plan`: the flags that ask it, that it needs (one of each), and that it takes."""
+    """Question to `plan`: the function that answers, flags that it needs, one of each, or takes."""
 
     name: str
-    answer: Callable[[argparse.Namespace], None]
+    answer: str
     needs: tuple[tuple[str, ...], ...]
     takes: str
 
 
 _FINETUNE = _Question(
     "--finetune",
-    plan_finetune.print_ways,
+    "plan_finetune.print_ways",
     (("data", "user_sizes", "population"), ("target_epsilon",)),
     f"finetune {_TEXT}examples_per_user delta budget_shares compute_budget steps smallest_cohort "
     "example_group_sizes initial_weights gradient_norms proxy_data",
 )
 _SAMPLED_POPULATION = _Question(
     "--population with --sampling",
-    plan_population.print_sampled_plans,
+    "plan_population.print_sampled_plans",
     (("population",), ("rounds",), ("target_epsilon",)),
     "sampling delta report_goals budget_shares parameters all",
 )
 _POPULATION = _Question(
     "--population",
-    plan_population.print_plans,
+    "plan_population.print_plans",
     (("population",), ("rounds",), _TARGET),
     "compare delta report_goals budget_shares min_sep min_sep_fraction timer_hours rounds_per_day "
     "max_participations parameters secagg_inflation noise_parties workload all plot",
 )
 _COMPARE = _Question(
     "--compare",
-    plan_compare.print_comparison,
+    "plan_compare.print_comparison",
     (*mechanism_flags.SCHEMA, ("vary",), ("values",)),
     f"compare {_SCHEMA}{_OPTIONS}optimize_at_each_point plot",
 )
 _SAMPLED_NOISE = _Question(
     "--sampling",
-    plan_mechanism.print_noise,
+    "plan_mechanism.print_noise",
     (("rounds",), ("target_epsilon",)),
-    f"sampling sampling_probability group_size sampling_groups min_sep bins estimate_draws "
+    "sampling sampling_probability group_size sampling_groups min_sep bins estimate_draws "
     f"mechanism strategy {_OPTIONS}delta neighbours group_of",
 )
 _NOISE = _Question(
     "a target for one mechanism",
-    plan_mechanism.print_noise,
+    "plan_mechanism.print_noise",
     (*mechanism_flags.RUN, ("target_epsilon", "target_rho")),
     f"{_SCHEMA}{_OPTIONS}restart_every first_restart clip_norm_inflation delta neighbours group_of",
 )
 _STRATEGY = _Question(
     "--mechanism without a target",
-    plan_mechanism.print_strategy,
+    "plan_mechanism.print_strategy",
     (*mechanism_flags.SCHEMA, ("mechanism",)),
     f"{_SCHEMA}{_OPTIONS}output",
 )
@@ -185,147 +172,81 @@ def add_parser(subparsers) -> None:
         epilog=_EPILOG.format(mechanisms=listing),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    shares = "Shares of --target-epsilon's budget for what is released besides the weights: "
+    shares += "vocabulary (not with --finetune), metrics; a name alone has the default share."
+    names = "Mechanisms; without --population also strategy files, and entries of the zoo."
     flags.add(
         parser,
         ("population", int, "N", "Number of devices that train; with --finetune, of users."),
-        ("finetune", bool, "", "Compare the ways to fine-tune where all data lies in one place."),
-    )
-    parser.add_argument(
-        "--compare", nargs="+", metavar="NAME", help="Mechanisms, files, or entries of the zoo."
-    )
-    flags.add(
-        parser,
+        ("finetune", bool, "", "Compare the ways to fine-tune."),
         ("target-epsilon", float, "E", "Largest epsilon at --delta."),
         ("target-rho", float, "R", "Largest rho-zCDP."),
         ("target-noise", float, "X", "--population: largest noise, in the unit of the table."),
-        (
-            "keep-noise-of",
-            _reference,
-            "MECHANISM:Z:GOAL",
-            "--population: the noise of this mechanism, with noise multiplier Z and GOAL clients a "
-            "round, is the largest.",
-        ),
+        ("keep-noise-of", _reference, "MECHANISM:Z:GOAL", "--population: largest noise, as a run."),
+        ("budget-shares", str, "PART=SHARE,...", shares),
+        ("output", str, "FILE", "Without a target: file for the strategy, as JSON."),
+        ("plot", str, "FILE", "--population, --compare: file for a plot: PNG, PDF or SVG."),
     )
+    parser.add_argument("--compare", nargs="+", metavar="NAME", help=names)
     delta_flag.add(parser, "; --finetune: n to the power of -1.1 for n examples in all")
-    shares = "Shares of the budget of --target-epsilon for what is released besides the weights: "
-    shares += "vocabulary (not with --finetune), metrics; a name alone has the default share."
-    flags.add(parser, ("budget-shares", str, "PART=SHARE,...", shares))
     mechanism_flags.add_arguments(parser)
     sampling_flags.add_arguments(parser)
     sampling_flags.add_neighbours(parser)
-    written = "Without a target: file for the strategy, as JSON."
-    drawn = "--population, --compare: file for a plot: PNG, PDF or SVG."
-    flags.add(parser, ("output", str, "FILE", written), ("plot", str, "FILE", drawn))
     output.add_format(parser, ("text", "json", "csv"), when="; csv is for --compare")
+    inflation = "Largest factor, such as 1.01, by which the rounding of secure aggregation may "
+    inflation += "inflate the clip norm. Default: no secure aggregation."
+    parties = "Number of noise parties, each of which adds the whole noise within the secure sums "
+    parties += "of a task; with --secagg-inflation. Default: none, the server adds it."
+    fraction = "Share of the largest possible stride to rely on, instead of --min-sep (production "
+    fraction += "saw 0.14 to 0.81). Default: 1."
     flags.add(
-        parser.add_argument_group("plans for --population"),
+        parser.add_argument_group("plans, with --population"),
         (
             "report-goals",
-            flags.listed(int, "1000,6500"),
+            _INTEGERS,
             "M,M,...",
-            "Numbers of clients a round to consider. Default: 100 to 20000, in ten steps.",
+            "Clients a round. Default: 100 to 20000, 10 steps.",
         ),
-        (
-            "min-sep-fraction",
-            float,
-            "F",
-            "Share of the largest possible stride to rely on, instead of --min-sep (production saw "
-            "0.14 to 0.81). Default: 1.",
-        ),
+        ("min-sep-fraction", float, "F", fraction),
         ("timer-hours", float, "H", "Hours that a device waits after it took part."),
         ("rounds-per-day", float, "R", "Rounds in a day, with --timer-hours."),
         ("parameters", int, "P", "Number of the model's parameters. Default: 4050000."),
-        (
-            "secagg-inflation",
-            float,
-            "F",
-            "Largest factor, such as 1.01, by which the rounding of secure aggregation may inflate "
-            "the clip norm. Default: no secure aggregation.",
-        ),
-        (
-            "noise-parties",
-            int,
-            "N",
-            "Number of noise parties, which add the noise within the secure sums of a task; with "
-            "--secagg-inflation. Each adds the whole noise. Default: none, the server adds it.",
-        ),
+        ("secagg-inflation", float, "F", inflation),
+        ("noise-parties", int, "N", parties),
         ("all", bool, "", "Print all plans. Default: the Pareto set, or those of least noise."),
     )
-    comparison = parser.add_argument_group("comparisons with --compare, without --population")
-    comparison.add_argument("--vary", choices=plan_compare.VARIED, help="Parameter that varies.")
+    comparison = parser.add_argument_group("comparisons, with --compare and no --population")
+    comparison.add_argument("--vary", choices=_VARIED, help="Parameter that varies.")
     flags.add(
         comparison,
-        (
-            "values",
-            plan_compare.values,
-            "FIRST:LAST:STEP",
-            "Values of the parameter: a range, ends included, or a list such as 100,200,400.",
-        ),
+        ("values", _values, "FIRST:LAST:STEP", "Its values: a range with ends, or 100,200,400."),
         ("optimize-at-each-point", bool, "", "Optimise mechanisms anew at every point."),
     )
-    ways = parser.add_argument_group("ways to fine-tune, with --finetune")
+    weights = "Folder of the model to fine-tune. The norms of its gradients for all weights are "
+    weights += "measured on --proxy-data; those of adapters (finetune --adapter-rank) are others."
+    norms = "Typical norms of the mean of 1, 2, 4 ... gradients of one user at the initial weights."
+    norms += " They must be of public users, or the guarantee does not cover the choice."
+    group = parser.add_argument_group("ways to fine-tune, with --finetune")
     flags.add(
-        ways,
+        group,
         ("user-sizes", pathlib.Path, "FILE", "Each user's number of examples, one a line."),
         ("examples-per-user", int, "K", "Examples of each of the --population."),
-        (
-            "compute-budget",
-            int,
-            "B",
-            "Number of examples whose gradients a step computes. Default: "
-            f"{group_size.COMPUTE_BUDGET}.",
-        ),
-        (
-            "steps",
-            int,
-            "T",
-            f"Number of steps. Default: {finetuning_config.FinetuningConfig.num_steps}.",
-        ),
+        ("compute-budget", int, "B", f"Gradients that a step computes. Default: {_BUDGET}."),
+        ("steps", int, "T", f"Number of steps. Default: {_STEPS}."),
         ("smallest-cohort", int, "M", "Fewest users in a step of ULS. Default: 32."),
-        (
-            "example-group-sizes",
-            flags.listed(int, "8,16,32"),
-            "G,G,...",
-            "Group sizes of ELS. Default: five powers of two around the users' median.",
-        ),
-        (
-            "proxy-data",
-            str,
-            "CORPUS",
-            "With --initial-weights: public text by user, as for finetune. Default: "
-            "standard-library.",
-        ),
+        ("example-group-sizes", _INTEGERS, "G,G,...", "Of ELS. Default: around users' median."),
+        ("proxy-data", str, "CORPUS", "Public text by user. Default: standard-library."),
     )
     flags.add(
-        ways.add_mutually_exclusive_group(),
-        (
-            "initial-weights",
-            pathlib.Path,
-            "DIR",
-            "Folder of the model to fine-tune. The norms of its gradients for all weights are "
-            "measured on --proxy-data. Gradients of adapters (finetune --adapter-rank) have other "
-            "norms.",
-        ),
-        (
-            "gradient-norms",
-            flags.listed(float, "8.8,6.6,5.1"),
-            "L,L,...",
-            "Typical norms of the mean of 1, 2, 4 ... gradients of one user at the initial "
-            "weights. They must be of public users, or the guarantee does not cover the choice.",
-        ),
+        group.add_mutually_exclusive_group(),
+        ("initial-weights", pathlib.Path, "DIR", weights),
+        ("gradient-norms", _NORMS, "L,L,...", norms),
     )
-    config_flags.add_options(
-        parser, language_config.TextConfig, condition=" with --finetune, read as by finetune"
-    )
-    parser.set_defaults(
-        run=functools.partial(run, parser),
-        data=None,
-        delta=None,
-        parameters=4_050_000,
-        compute_budget=group_size.COMPUTE_BUDGET,
-        steps=finetuning_config.FinetuningConfig.num_steps,
-        smallest_cohort=32,
-    )
+    condition = " with --finetune, read as by finetune"
+    config_flags.add_options(parser, language_config.TextConfig, condition=condition)
+    unset = {"data": None, "delta": None, "parameters": 4_050_000, "smallest_cohort": 32}
+    unset |= {"steps": _STEPS, "compute_budget": _BUDGET}
+    parser.set_defaults(run=functools.partial(run, parser), **unset)
 
 
 def _reference(text: str) -> tuple[str, float, int]:
@@ -334,6 +255,22 @@ def _reference(text: str) -> tuple[str, float, int]:
         return name, float(noise_multiplier), int(report_goal)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must look like tree:7:6500, got {text!r}") from None
+
+
+def _values(text: str) -> list[int]:
+    """Reads a range such as 100:1000:50, ends included, or a list."""
+    try:
+        if ":" in text:
+            first, last, step = map(int, text.split(":"))
+            values = list(range(first, last + 1, step))
+        else:
+            values = [int(part) for part in text.split(",")]
+    except ValueError:
+        expected = "must look like 100:1000:50 or 100,200,400"
+        raise argparse.ArgumentTypeError(f"{expected}, got {text!r}") from None
+    if not values or min(values) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least one positive number, got {text!r}")
+    return values
 
 
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
@@ -353,7 +290,8 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         raise validation.UsageError("--format csv is for --compare: take text or json.")
     if args.delta is None and question is not _FINETUNE:
         args.delta = defaults.DELTA
-    question.answer(args)
+    module, function = question.answer.split(".")
+    getattr(importlib.import_module(f"tff_dpftrl.cli.{module}"), function)(args)
     return 0
 
 

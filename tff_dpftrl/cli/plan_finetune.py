@@ -235,7 +235,7 @@ def _gradient_norms(
 
 
 def _way(one: Planned, users: example_sampling.Users, norms: Norms) -> _Way:
-    from tff_dpftrl.finetuning import amplified, passes, plan
+    from tff_dpftrl.finetuning import passes, plan
 
     if isinstance(one, plan.Plan):
         facts = dataclasses.asdict(one)

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tff_dpftrl import validation
 from tff_dpftrl.cli import delta_flag, mechanism_flags, output

@@ -93,7 +93,7 @@ class FinetuningConfig(language_config.TextConfig):
         "auto",
         "Number of bands of the correlated noise of cyclic and b-min-sep, and so of the groups "
         "that take turns. 1 is independent noise. auto is the number with the least noise at "
-        "target_epsilon, which finetune-plan shows.",
+        "target_epsilon, which plan --finetune shows.",
         "privacy",
     )
     min_sep: int | None = _option(
@@ -131,7 +131,7 @@ class FinetuningConfig(language_config.TextConfig):
     group_size_looked_at_users: bool = _option(
         False,
         "Declare that group_size was chosen by looking at the training users: a table of "
-        "finetune-plan, their median, an earlier run. The statement then names the choice among "
+        "plan --finetune, their median, an earlier run. The statement then names the choice among "
         "what is not covered.",
         "fine-tuning",
     )
