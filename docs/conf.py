@@ -13,6 +13,9 @@ from sphinx import errors
 
 sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).parents[1])]
 import tff_dpftrl  # noqa: E402
+from tff_dpftrl.execution import contexts  # noqa: E402
+
+contexts.clean_up_at_exit()  # autodoc imports TFF, which prints a traceback at the end without it.
 
 project = "tff_dpftrl"
 author = "The tff_dpftrl maintainers"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 
@@ -108,11 +109,16 @@ def test_a_table_says_what_was_built(capsys):
 
 
 def test_the_legend_says_so_too():
-    point = {"strategy": "bisr", "mechanism": "inverse-banded (16 bands)"}
-    assert plan_compare._legend([point]) == "bisr: inverse-banded (16 bands)"
-    assert plan_compare._legend([point | {"strategy": point["mechanism"]}]) == point["mechanism"]
-    other = point | {"mechanism": "inverse-banded (2 bands)"}
-    assert plan_compare._legend([point, other]) == "bisr"
+    args = argparse.Namespace(error=None, vary="rounds", values=[9])
+
+    def legend(*points):
+        drawn = plan_compare._drawn([point | {"num_rounds": 9} for point in points], args)
+        return [text.get_text() for text in drawn.axes[0].get_legend().get_texts()]
+
+    point = {"strategy": "bisr", "mechanism": "inverse-banded (16 bands)", "rms_loss": 1.0}
+    assert legend(point) == ["bisr: inverse-banded (16 bands)"]
+    assert legend(point | {"strategy": point["mechanism"]}) == [point["mechanism"]]
+    assert legend(point, point | {"mechanism": "inverse-banded (2 bands)"}) == ["bisr"]
 
 
 _COMMON = ["--rounds", "9", "--min-sep", "3", "--vary", "rounds"]

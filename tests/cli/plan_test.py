@@ -320,7 +320,6 @@ def test_a_plot_in_an_unknown_format_is_refused_first(capsys, tmp_path, monkeypa
         ([*_TARGET, "--target-rho", "1"], "--target-epsilon and --target-rho exclude each other"),
         ([*_TARGET, "--bands", "2"], "--bands is not for --population, which takes --population, "),
         ([*_TARGET, "--format", "csv"], "--format csv is for --compare"),
-        ([*_TARGET, "--min-sep", "9", "--min-sep-fraction", ".5"], "say the same: give one"),
         ([*_TARGET, "--report-goals", "0"], "--report-goals must be at least 1"),
         (
             ["--population", "10", "--rounds", "50", "--target-epsilon", "5"],
@@ -332,7 +331,7 @@ def test_a_plot_in_an_unknown_format_is_refused_first(capsys, tmp_path, monkeypa
         ([*_TARGET, "--budget-shares", "vocabulary=0"], "above 0 and below 1"),
         ([*_TARGET, "--budget-shares", "vocabulary=0.5,metrics=0.5"], "nothing for the weights"),
         ([*_TARGET, "--budget-shares", "words=0.1"], "no part: take vocabulary, metrics"),
-        ([*_KNOWN, "--target-rho", "1", "--budget-shares", "metrics"], "of --target-epsilon"),
+        ([*_KNOWN, "--target-rho", "1", "--budget-shares", "metrics"], "of target_epsilon"),
         ([*_SAMPLED, "bins", "--budget-shares", "metrics"], "the sampling 'bins'"),
     ],
 )

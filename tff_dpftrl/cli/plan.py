@@ -10,14 +10,7 @@ import pathlib
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import defaults
-from tff_dpftrl.cli import (
-    config_flags,
-    delta_flag,
-    flags,
-    mechanism_flags,
-    output,
-    sampling_flags,
-)
+from tff_dpftrl.cli import config_flags, delta_flag, flags, mechanism_flags, output, sampling_flags
 from tff_dpftrl.finetuning import config as finetuning_config
 from tff_dpftrl.finetuning import group_size
 from tff_dpftrl.mechanisms import table
@@ -45,8 +38,8 @@ stands for utility by a hypothesis. With --workload it is the noise in the model
 norm and learning rate. Recommended are the fewest clients a round without more noise than Gboard's
 production models. If no plan has so little, or noise is the target, twice the clients a round, and
 each device twice as often, must lower noise (or mu, with which epsilon grows) by a fifth. With
---sampling, the plan of least noise is printed for each number of clients a round; with cyclic and
-b-min-sep of several numbers of bands, up to 64. Bins take seconds for each of --report-goals.
+--sampling, the plan of least noise is printed for each number of clients a round; with cyclic, of
+several numbers of bands, up to 64. Bins take seconds for each of --report-goals.
 
 --finetune: B gradients a step are of B sampled examples, at most G of each user in the pool (ELS);
 of M sampled users with G examples each, G * M = B (ULS); of M users at a time who take turns, with
@@ -146,7 +139,7 @@ _SAMPLED_NOISE = _Question(
     "--sampling",
     "plan_mechanism.print_noise",
     (("rounds",), ("target_epsilon",)),
-    "sampling sampling_probability group_size sampling_groups min_sep bins estimate_draws "
+    "sampling sampling_probability group_size sampling_groups bins estimate_draws "
     f"mechanism strategy {_OPTIONS}delta neighbours group_of",
 )
 _NOISE = _Question(
@@ -174,6 +167,8 @@ def add_parser(subparsers) -> None:
     )
     shares = "Shares of --target-epsilon's budget for what is released besides the weights: "
     shares += "vocabulary (not with --finetune), metrics; a name alone has the default share."
+    fraction = "--population: share of the largest possible stride to rely on (production saw 0.14 "
+    fraction += "to 0.81). Default: 1."
     names = "Mechanisms; without --population also strategy files, and entries of the zoo."
     flags.add(
         parser,
@@ -189,7 +184,12 @@ def add_parser(subparsers) -> None:
     )
     parser.add_argument("--compare", nargs="+", metavar="NAME", help=names)
     delta_flag.add(parser, "; --finetune: n to the power of -1.1 for n examples in all")
-    mechanism_flags.add_arguments(parser)
+    separation = mechanism_flags.add_arguments(parser)
+    flags.add(
+        separation,
+        ("min-sep-fraction", float, "F", fraction),
+        ("timer-hours", float, "H", "--population: hours that a device waits after it took part."),
+    )
     sampling_flags.add_arguments(parser)
     sampling_flags.add_neighbours(parser)
     output.add_format(parser, ("text", "json", "csv"), when="; csv is for --compare")
@@ -197,8 +197,6 @@ def add_parser(subparsers) -> None:
     inflation += "inflate the clip norm. Default: no secure aggregation."
     parties = "Number of noise parties, each of which adds the whole noise within the secure sums "
     parties += "of a task; with --secagg-inflation. Default: none, the server adds it."
-    fraction = "Share of the largest possible stride to rely on, instead of --min-sep (production "
-    fraction += "saw 0.14 to 0.81). Default: 1."
     flags.add(
         parser.add_argument_group("plans, with --population"),
         (
@@ -207,8 +205,6 @@ def add_parser(subparsers) -> None:
             "M,M,...",
             "Clients a round. Default: 100 to 20000, 10 steps.",
         ),
-        ("min-sep-fraction", float, "F", fraction),
-        ("timer-hours", float, "H", "Hours that a device waits after it took part."),
         ("rounds-per-day", float, "R", "Rounds in a day, with --timer-hours."),
         ("parameters", int, "P", "Number of the model's parameters. Default: 4050000."),
         ("secagg-inflation", float, "F", inflation),
@@ -245,7 +241,8 @@ def add_parser(subparsers) -> None:
     condition = " with --finetune, read as by finetune"
     config_flags.add_options(parser, language_config.TextConfig, condition=condition)
     unset = {"data": None, "delta": None, "parameters": 4_050_000, "smallest_cohort": 32}
-    unset |= {"steps": _STEPS, "compute_budget": _BUDGET}
+    unset |= {"steps": _STEPS, "compute_budget": _BUDGET, "noise_parties": 0}
+    unset["min_sep_fraction"] = 1.0
     parser.set_defaults(run=functools.partial(run, parser), **unset)
 
 

@@ -12,14 +12,15 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import pictures, validation
+from tff_dpftrl.accounting import planner_plots
 from tff_dpftrl.cli import mechanism_flags, output
-from tff_dpftrl.mechanisms import table
+from tff_dpftrl.mechanisms import certificate, table, zoo
+from tff_dpftrl.participation import schema as schema_lib
 
 if TYPE_CHECKING:
     from matplotlib import figure as figure_lib
 
-VARIED = {"min-sep": "min_sep", "rounds": "num_rounds", "participations": "max_participations"}
-"""What --vary can name, and the fields of a schema."""
+_VARIED = {"min-sep": "min_sep", "rounds": "num_rounds", "participations": "max_participations"}
 _AXES = {
     "min-sep": "separation of two rounds of one client",
     "rounds": "rounds",
@@ -42,30 +43,9 @@ Point = dict[str, Any]
 """Figures of one strategy under one schema; None beyond the rounds of the strategy."""
 
 
-def values(text: str) -> list[int]:
-    """Reads --values: a range such as 100:1000:50, ends included, or a list."""
-    try:
-        if ":" in text:
-            first, last, step = (int(part) for part in text.split(":"))
-            found = list(range(first, last + 1, step))
-        else:
-            found = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"must look like 100:1000:50 or 100,200,400, got {text!r}"
-        ) from None
-    if not found or min(found) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least one positive number, got {text!r}")
-    return found
-
-
 def print_comparison(args: argparse.Namespace) -> None:
     """Evaluates strategies while one parameter varies, prints the table, and draws --plot."""
-    from tff_dpftrl.mechanisms import zoo
-
     if args.plot is not None:
-        from tff_dpftrl.accounting import planner_plots
-
         planner_plots.format_of(args.plot)  # Refuses what could not be written.
     for name in args.compare:
         if name not in table.MECHANISMS and os.path.isdir(name):
@@ -97,82 +77,67 @@ def print_comparison(args: argparse.Namespace) -> None:
 
 def _points(args: argparse.Namespace) -> Iterator[Point]:
     """Evaluates every strategy at every value, strategy by strategy."""
-    from tff_dpftrl.participation import schema as schema_lib
-
     planned = mechanism_flags.schema_from(args)
     options = mechanism_flags.options_from(args, planned.num_rounds)
     for name in args.compare:
         print(f"{name} ...", file=sys.stderr)
         again = args.optimize_at_each_point and name in table.MECHANISMS
-        strategy = None if again else _strategy(name, planned, options)
+        strategy: Any = None if again else _strategy(name, planned, options)
         for value in args.values:
-            schema = dataclasses.replace(planned, **{VARIED[args.vary]: value})
+            schema = dataclasses.replace(planned, **{_VARIED[args.vary]: value})
             if args.max_participations is None and args.vary != "participations":
                 schema = schema_lib.MinSep.as_many_as_fit(schema.num_rounds, schema.min_sep)
             workload = mechanism_flags.workload_from(args, schema.num_rounds)
             if again:
                 strategy = _strategy(name, schema, dataclasses.replace(options, workload=workload))
-            yield _evaluate(name, strategy, schema, workload)
+            point = {"strategy": os.path.basename(name), "mechanism": strategy.name}
+            point |= {**dataclasses.asdict(schema), **dict.fromkeys(_FIGURES)}
+            point["sensitivity_exact"] = False
+            if schema.num_rounds <= (strategy.max_rounds or schema.num_rounds):
+                claim = certificate.certify(strategy, schema, workload).to_dict()
+                point |= {name: claim[name] for name in _FIGURES}
+            yield point
 
 
 def _strategy(name: str, schema, options: table.Options):
-    from tff_dpftrl.mechanisms import zoo
-
     if name in table.MECHANISMS:
         fitting = table.fitting(name, options)
         return table.build(name, schema, fitting, notify=mechanism_flags.notify)
     return zoo.find(name)
 
 
-def _evaluate(name: str, strategy, schema, workload) -> Point:
-    from tff_dpftrl.mechanisms import certificate as certificate_lib
-
-    point = {"strategy": os.path.basename(name), "mechanism": strategy.name}
-    point |= dataclasses.asdict(schema)
-    limit = strategy.max_rounds
-    if limit is not None and schema.num_rounds > limit:
-        return point | dict.fromkeys(_FIGURES) | {"sensitivity_exact": False}
-    claim = certificate_lib.certify(strategy, schema, workload).to_dict()
-    return point | {name: claim[name] for name in _FIGURES}
-
-
 def _row(point: Point) -> list[str]:
     """Returns a line of the printed table; "≤" marks an upper bound of a sensitivity."""
-    cells = {name: _text(point[name]) for name in _COLUMNS}
-    if point["sensitivity"] is not None and not point["sensitivity_exact"]:
-        cells["sensitivity"] = f"≤ {cells['sensitivity']}"
+    cells = {}
+    for name, column in _COLUMNS.items():
+        value = point[name]
+        cells[column] = f"{value:.5g}" if isinstance(value, float) else str(value)
+        if value is None:
+            cells[column] = "-"
+        elif name == "sensitivity" and not point["sensitivity_exact"]:
+            cells[column] = f"≤ {cells[column]}"
     return list(cells.values())
-
-
-def _text(value: float | str | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
-
-
-def _legend(points: Sequence[Point]) -> str:
-    """Returns a strategy's label: what the user typed, and the mechanism if it has another name."""
-    label, names = points[0]["strategy"], {point["mechanism"] for point in points}
-    return label if len(names) > 1 or label in names else f"{label}: {names.pop()}"
 
 
 def _drawn(points: Sequence[Point], args: argparse.Namespace) -> figure_lib.Figure:
     """Draws the losses."""
-    loss, name = ("max_loss", "MaxLoss") if args.error == "max" else ("rms_loss", "RmsLoss")
+    loss = "max_loss" if args.error == "max" else "rms_loss"
     drawing = pictures.new_figure(7, 4.5)
     from matplotlib import ticker
 
     axes = drawing.subplots()
     for label in dict.fromkeys(point["strategy"] for point in points):
         mine = [point for point in points if point["strategy"] == label]
+        names = {point["mechanism"] for point in mine}
+        is_said = len(names) > 1 or label in names
         axes.plot(
-            [point[VARIED[args.vary]] for point in mine],
+            [point[_VARIED[args.vary]] for point in mine],
             [math.nan if point[loss] is None else point[loss] for point in mine],
             marker="." if len(args.values) <= 40 else None,
-            label=_legend(mine),
+            label=label if is_said else f"{label}: {names.pop()}",
         )
     axes.set_xlabel(_AXES[args.vary])
-    axes.set_ylabel(name)
+    axes.set_ylabel(_COLUMNS[loss])
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(ticker.ScalarFormatter())
     axes.yaxis.set_minor_formatter(ticker.LogFormatter(minor_thresholds=(2, 1)))

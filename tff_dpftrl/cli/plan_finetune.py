@@ -9,26 +9,20 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from tff_dpftrl import validation
+from tff_dpftrl.accounting import budget_shares, display, parts
 from tff_dpftrl.cli import config_flags, output
 from tff_dpftrl.data import tables
-from tff_dpftrl.finetuning import group_size
-from tff_dpftrl.training import language_config
+from tff_dpftrl.finetuning import amplified, example_sampling, group_size, passes, plan
+from tff_dpftrl.training import corpus, language_config, warm_start
 
 if TYPE_CHECKING:
-    from tff_dpftrl.finetuning import amplified, example_sampling, passes, proxies
-    from tff_dpftrl.finetuning import plan as plan_lib
-    from tff_dpftrl.training import trained_model
-
-    Planned = plan_lib.Plan | passes.PlannedPasses | amplified.PlannedAmplified
+    from tff_dpftrl.finetuning import proxies
 
 Norms = Mapping[str, group_size.GradientNorms]
-
-_HAD_A_SAY = (
-    "In a group size taken from this table the users had a say: with --group-size-looked-at-users "
-    "the statement says so."
-)
-_LINE = 100  # Characters of a line of the command to paste, about.
+Planned = plan.Plan | passes.PlannedPasses | amplified.PlannedAmplified
 
 
 class _Way(NamedTuple):
@@ -36,15 +30,21 @@ class _Way(NamedTuple):
 
     name: str
     facts: dict[str, Any]
-    flags: list[list[str]]
+    flags: list[str]
 
 
 def print_ways(args: argparse.Namespace) -> None:
     """Plans all ways at the same ε and compute, and prints them with the recommended command."""
-    from tff_dpftrl.finetuning import amplified, passes, plan
-
-    share, text = _share(args), _text_options(args)
-    model, users = _model(args, text), _users(args, text)
+    given = config_flags.given_options(args, language_config.TextConfig)
+    text = {name: value for name, value in given.items() if name != "data"}
+    table = language_config.TextConfig(**text).part(tables.TableOptions)
+    share = _share_of_figures(args)
+    if args.initial_weights is not None:
+        warm_start.refuse_protected(args.initial_weights, args.data or "", table)
+        model = warm_start.find(args.initial_weights)
+    elif args.proxy_data is not None:
+        raise validation.UsageError("--proxy-data is for --initial-weights: give that too.")
+    users = _users(args, text)
     asked: dict[str, Any] = {
         "compute_budget": args.compute_budget,
         "num_steps": args.steps,
@@ -53,91 +53,107 @@ def print_ways(args: argparse.Namespace) -> None:
     }
     sizes = args.example_group_sizes
     plans = plan.choices(users, **asked, delta=args.delta, example_group_sizes=sizes)
-    plans = [one.with_figures(share) for one in plans] if share else plans
-    measured = None if model is None else _measure(model, args, text, plans)
+    measured = None
+    if args.initial_weights is not None:
+        print("Measuring gradients of public text ...", file=sys.stderr)
+        from tff_dpftrl.finetuning import proxies  # Needs TensorFlow.
+
+        measured = proxies.of_model(
+            model.load(),
+            args.proxy_data or "standard-library",
+            protected=args.data or "",
+            largest_group=max(one.rows_per_unit for one in plans),
+            is_tokenized=text.get("pretokenized", False),
+            table=table,
+        )
     norms = _gradient_norms(args, plans, measured)
-    best = {
-        name: min(plans, key=lambda one, norm=norm: one.relative_noise(norm))
-        for name, norm in norms.items()
-    }
-    deciding = "halfway" if "halfway" in norms else next(iter(norms))
-    recommended, norm = best[deciding], norms[deciding]
-    turns: passes.PlannedPasses | None = None
+    norm = norms.get("halfway") or next(iter(norms.values()))
+    best = [min(plans, key=lambda one, by=by: one.relative_noise(by)) for by in norms.values()]
+    recommended = min(plans, key=lambda one: one.relative_noise(norm))
+    turns: list[passes.PlannedPasses] = []
     by_bands: list[amplified.PlannedAmplified] = []
     refusal = ""
     try:
-        turns = passes.planned(users, norm, **asked, delta=recommended.delta)
-        turns = turns.with_figures(share) if share else turns
+        turns = [passes.planned(users, norm, **asked, delta=recommended.delta)]
     except validation.UsageError as error:
         refusal = str(error)
     try:
-        bands = amplified.choices(users, **asked, delta=recommended.delta)
-        by_bands = [one for one in amplified.least_by_bands(bands, norm) if one.asked.bands != 1]
-        by_bands = [one.with_figures(share) for one in by_bands] if share else by_bands
+        every = amplified.choices(users, **asked, delta=recommended.delta)
+        by_bands = [one for one in amplified.least_by_bands(every, norm) if one.asked.bands != 1]
     except validation.UsageError:
         pass  # What passes would need is said, and is the same.
-    sampled = [_way(one, users, norms) for one in plans]
-    by_passes = None if turns is None else _way(turns, users, norms)
-    cyclic = [_way(one, users, norms) for one in by_bands]
+
+    def ways(planned: Sequence[Planned]) -> list[_Way]:
+        shared = [one.with_figures(share) if share else one for one in planned]
+        return [_way(one, users, norms) for one in shared]
+
+    sampled, by_passes, cyclic = ways(plans), ways(turns), ways(by_bands)
     chosen = sampled[plans.index(recommended)]
-    names = {name: sampled[plans.index(one)].name for name, one in best.items()}
-    command = _command(args, text, share, chosen.flags)
+    names = {name: sampled[plans.index(one)].name for name, one in zip(norms, best, strict=True)}
+    command = shlex.join(_command(args, text, share, chosen.flags))
     if args.format == "json":
-        output.print_json(
-            {
-                "recommended": chosen.facts,
-                "command": " ".join(command),
-                "passes": refusal if by_passes is None else by_passes.facts,
-                "cyclic": [way.facts for way in cyclic],
-                "best": names,
-                "plans": [way.facts for way in sampled],
-            }
-            | ({} if measured is None else {"measured": dataclasses.asdict(measured)})
-        )
+        report = {
+            "recommended": chosen.facts,
+            "command": command,
+            "passes": by_passes[0].facts if by_passes else refusal,
+            "cyclic": [way.facts for way in cyclic],
+            "best": names,
+            "plans": [way.facts for way in sampled],
+        }
+        if measured is not None:
+            report["measured"] = dataclasses.asdict(measured)
+        output.print_json(report)
         return
     rows = [["way", "probability", "sigma", "noise", "gradients", "examples used", "epsilon"]]
     rows[0] += [f"noise/{name}" for name in norms]
     rows += [_row(way, " *" if way is chosen else "") for way in sampled]
-    if by_passes is None:
-        rows.append(["passes: see below", *("-" for _ in rows[0][1:])])
-    rows += [_row(way) for way in (by_passes, *cyclic) if way is not None]
-    output.print_table(rows, left=0)
+    rows += [_row(way) for way in by_passes] or [["passes: see below", *["-"] * len(rows[0][1:])]]
+    output.print_table([*rows, *map(_row, cyclic)], left=0)
     print("\n" + "\n".join(_about(users, chosen, names, sampled, measured)))
-    if by_passes is None or turns is None:
-        print(f"Passes cannot be compared: {refusal}")
-    else:
+    if by_passes:
         print(
-            f"Passes (everybody at most {turns.participations} times) keep no secret but the "
-            f"noise: {_joined(by_passes.flags)} in the command below, instead of its sampling and "
-            "sizes."
+            f"Passes (everybody at most {turns[0].participations} times) keep no secret but the "
+            f"noise: {' '.join(by_passes[0].flags)} in the command below, instead of its sampling "
+            "and sizes."
         )
+    else:
+        print(f"Passes cannot be compared: {refusal}")
     if by_bands:
-        least = min(by_bands, key=lambda one: one.relative_noise(norm))
-        ratio = least.relative_noise(norm) / recommended.relative_noise(norm)
+        noises = [one.relative_noise(norm) for one in by_bands]
+        ratio = min(noises) / recommended.relative_noise(norm)
+        flags = " ".join(cyclic[noises.index(min(noises))].flags)
         print(
             f"Cyclic sampling with correlated noise has {ratio:.2f} of the recommended way's noise "
-            f"at best: {_joined(cyclic[by_bands.index(least)].flags)} instead of its sampling and "
-            "sizes. One band is ULS; with a whole pass nothing is sampled."
+            f"at best: {flags} instead of its sampling and sizes. One band is ULS; with a whole "
+            "pass nothing is sampled."
         )
-    if by_bands or turns is not None:
+    if by_bands or by_passes:
         print(
             "Less noise meant a lower loss among all these ways, on two corpora, once each had its "
             "own learning rate: four to sixteen times as large for correlated noise, with Adam "
             "(docs/experiments.md)."
         )
     if share:
-        print(_split(recommended, share))
+        shared = recommended.with_figures(share)
+        costs = parts.costs(shared.rounds(shared.num_steps), "", shared.parts, shared.delta)
+        alone = ", ".join(f"{row.name} {display.round_up(row.epsilon_alone)}" for row in costs)
+        print(
+            f"Of the budget, metrics have the share {share:g} and the weights the rest: epsilon "
+            f"{display.round_up(shared.epsilon)} is of both; in the recommended way they would "
+            f"cost, alone, {alone}."
+        )
     if args.population is None:
-        print(_HAD_A_SAY)
-    print(f"\nFine-tune in the recommended way:\n  {_wrapped(command)}")
+        print(
+            "In a group size taken from this table the users had a say: with "
+            "--group-size-looked-at-users the statement says so."
+        )
+    print(f"\nFine-tune in the recommended way:\n  {command}")
 
 
-def _share(args: argparse.Namespace) -> float:
+def _share_of_figures(args: argparse.Namespace) -> float:
     """Returns the share of the budget of figures of each step; 0 for none."""
     if args.budget_shares is None:
         return 0.0
-    from tff_dpftrl.accounting import budget_shares
-
     shares = budget_shares.parse(args.budget_shares)
     if list(shares) != ["metrics"]:
         raise validation.UsageError(
@@ -147,15 +163,7 @@ def _share(args: argparse.Namespace) -> float:
     return shares["metrics"]
 
 
-def _text_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the options for reading the text that are given, without its path."""
-    given = config_flags.given_options(args, language_config.TextConfig)
-    return {name: value for name, value in given.items() if name != "data"}
-
-
 def _users(args: argparse.Namespace, text: Mapping[str, Any]) -> example_sampling.Users:
-    from tff_dpftrl.finetuning import example_sampling
-
     if (args.population is None) != (args.examples_per_user is None):
         raise validation.UsageError("--population and --examples-per-user go together.")
     given = set(text)
@@ -176,50 +184,12 @@ def _users(args: argparse.Namespace, text: Mapping[str, Any]) -> example_samplin
             raise validation.UsageError(
                 f"--user-sizes {args.user_sizes} must have one number above 0 on each line: {error}"
             ) from error
-    from tff_dpftrl.training import corpus
-
     config = language_config.TextConfig(args.data, **text)
     return example_sampling.of_text(corpus.read_users(config.part(corpus.UserOptions)).train)
 
 
-def _table(text: Mapping[str, Any]) -> tables.TableOptions:
-    return language_config.TextConfig(**text).part(tables.TableOptions)
-
-
-def _model(args: argparse.Namespace, text: Mapping[str, Any]) -> trained_model.TrainedFiles | None:
-    """Loads the model in --initial-weights."""
-    if args.initial_weights is None:
-        if args.proxy_data is not None:
-            raise validation.UsageError("--proxy-data is for --initial-weights: give that too.")
-        return None
-    from tff_dpftrl.training import warm_start
-
-    warm_start.refuse_protected(args.initial_weights, args.data or "", _table(text))
-    return warm_start.find(args.initial_weights)
-
-
-def _measure(
-    model: trained_model.TrainedFiles,
-    args: argparse.Namespace,
-    text: Mapping[str, Any],
-    plans: Sequence[plan_lib.Plan],
-) -> proxies.Proxies:
-    """Measures the norms of the model's gradients on public text."""
-    print("Measuring gradients of public text ...", file=sys.stderr)
-    from tff_dpftrl.finetuning import proxies
-
-    return proxies.of_model(
-        model.load(),
-        args.proxy_data or "standard-library",
-        protected=args.data or "",
-        largest_group=max(one.rows_per_unit for one in plans),
-        is_tokenized=text.get("pretokenized", False),
-        table=_table(text),
-    )
-
-
 def _gradient_norms(
-    args: argparse.Namespace, plans: Sequence[plan_lib.Plan], measured: proxies.Proxies | None
+    args: argparse.Namespace, plans: Sequence[plan.Plan], measured: proxies.Proxies | None
 ) -> Norms:
     """Returns L(G) as measured or given, or for each of three assumptions, with L(1) = 1."""
     if measured is not None:
@@ -235,41 +205,29 @@ def _gradient_norms(
 
 
 def _way(one: Planned, users: example_sampling.Users, norms: Norms) -> _Way:
-    from tff_dpftrl.finetuning import passes, plan
-
+    size = one.group_size if isinstance(one, plan.Plan) else one.asked.group_size
+    group = ["--group-size", str(size)]
     if isinstance(one, plan.Plan):
-        facts = dataclasses.asdict(one)
+        facts = dataclasses.asdict(one) | {"sampling_probability": one.sampling_probability}
         if not one.others:
             del facts["others"]
-        facts["sampling_probability"] = one.sampling_probability
-        size, is_uls = one.group_size, one.sampling != plan.EXAMPLE
-        units = ["--cohort" if is_uls else "--compute-budget", str(int(one.expected_units))]
-        flags = [["--sampling", one.sampling], ["--group-size", str(size)], units]
-        kind, letter = ("ULS", "M") if is_uls else ("ELS", "B")
-        name = f"{kind}, G = {size}, {letter} = {one.expected_units:g}"
+        is_uls, units = one.sampling != plan.EXAMPLE, str(int(one.expected_units))
+        name = f"{'ULS' if is_uls else 'ELS'}, G = {size}, {'M' if is_uls else 'B'} = "
+        name += f"{one.expected_units:g}"
+        spent = "--cohort" if is_uls else "--compute-budget"
+        flags = ["--sampling", one.sampling, *group, spent, units]
     elif isinstance(one, passes.PlannedPasses):
-        asked = one.asked
-        facts = dataclasses.asdict(asked)
-        facts |= {"noise_multiplier": one.noise_multiplier, "participations": one.participations}
-        flags = [
-            ["--sampling", "passes"],
-            ["--group-size", str(asked.group_size)],
-            ["--cohort", str(asked.users_per_step)],
-            ["--delta", f"{asked.delta:.3g}"],
-        ]
-        name = f"passes, G = {asked.group_size}, M = {asked.users_per_step}"
+        facts = dataclasses.asdict(one.asked) | {"noise_multiplier": one.noise_multiplier}
+        facts["participations"] = one.participations
+        name = f"passes, G = {size}, M = {one.asked.users_per_step}"
+        flags = ["--sampling", "passes", *group, "--cohort", str(one.asked.users_per_step)]
+        flags += ["--delta", f"{one.asked.delta:.3g}"]
     else:
-        asked = one.asked
-        facts = dataclasses.asdict(asked)
+        facts = dataclasses.asdict(one.asked) | {"noise_multiplier": one.plan.noise_multiplier}
         facts["sampling_probability"] = one.plan.cyclic.sampling_probability
-        facts["noise_multiplier"] = one.plan.noise_multiplier
-        flags = [
-            ["--sampling", asked.sampling],
-            ["--bands", str(asked.bands)],
-            ["--group-size", str(asked.group_size)],
-            ["--cohort", str(asked.units_per_step)],
-        ]
-        name = f"cyclic, {one.name}, G = {asked.group_size}, M = {asked.units_per_step}"
+        name = f"cyclic, {one.name}, G = {size}, M = {one.asked.units_per_step}"
+        flags = ["--sampling", one.asked.sampling, "--bands", str(one.asked.bands), *group]
+        flags += ["--cohort", str(one.asked.units_per_step)]
     facts |= {
         "epsilon": one.epsilon,
         "noise_of_average": one.noise_of_average,
@@ -282,8 +240,6 @@ def _way(one: Planned, users: example_sampling.Users, norms: Norms) -> _Way:
 
 def _row(way: _Way, mark: str = "") -> list[str]:
     """Returns a way as cells of the table."""
-    from tff_dpftrl.accounting import display
-
     facts = way.facts
     probability = facts.get("sampling_probability")
     return [
@@ -306,11 +262,6 @@ def _about(
     measured: proxies.Proxies | None,
 ) -> list[str]:
     """Returns what is planned for, and why one way is recommended; `best` has names of ways."""
-    import numpy as np
-
-    from tff_dpftrl.accounting import display
-    from tff_dpftrl.finetuning import plan
-
     median = float(np.median(users.num_examples))
     lines = [
         f"{len(users)} users with {int(users.num_examples.sum())} examples, median {median:g}; "
@@ -320,10 +271,8 @@ def _about(
     ]
     if measured is not None:
         norms = measured.gradient_norms
-        by_size = ", ".join(
-            f"{norm:.3g} (G = {size})"
-            for size, norm in zip(norms.group_sizes, norms.norms, strict=True)
-        )
+        pairs = zip(norms.group_sizes, norms.norms, strict=True)
+        by_size = ", ".join(f"{norm:.3g} (G = {size})" for size, norm in pairs)
         lines.append(
             f"Norm of the mean of G gradients, median over {measured.num_users} public users "
             f"({measured.source}): {by_size}; of all weights, not of adapters (--adapter-rank)."
@@ -340,62 +289,29 @@ def _about(
             "The group sizes of ELS lie around the exact median, which the guarantee does not "
             "cover: declare one, or take a private median."
         )
-    lines.append(
+    return [
+        *lines,
         "The number of users or the size of the pool is treated as public, and the samples must "
-        "stay secret."
-    )
-    return lines
-
-
-def _split(one: plan_lib.Plan, share: float) -> str:
-    """Returns how the budget of a plan is split, with the cost of each part alone."""
-    from tff_dpftrl.accounting import display, parts
-
-    rows = parts.costs(one.rounds(one.num_steps), "", one.parts, one.delta)
-    alone = ", ".join(f"{row.name} {display.round_up(row.epsilon_alone)}" for row in rows)
-    return (
-        f"Of the budget, metrics have the share {share:g} and the weights the rest: epsilon "
-        f"{display.round_up(one.epsilon)} is of both; in the recommended way they would cost, "
-        f"alone, {alone}."
-    )
-
-
-def _joined(flags: Sequence[Sequence[str]]) -> str:
-    return " ".join(word for words in flags for word in words)
+        "stay secret.",
+    ]
 
 
 def _command(
-    args: argparse.Namespace, text: Mapping[str, Any], share: float, way: list[list[str]]
+    args: argparse.Namespace, text: Mapping[str, Any], share: float, way: Sequence[str]
 ) -> list[str]:
-    """Returns the command of `finetune` for a way, each flag with its value."""
-    parts = [["--data", args.data or "CORPUS"]]
+    """Returns the command of `finetune` for a way."""
+    words = ["tff-dpftrl", "finetune", "--data", args.data or "CORPUS"]
     for name, value in text.items():
         flag = name.replace("_", "-")
         if isinstance(value, bool):
-            parts.append([f"--{'' if value else 'no-'}{flag}"])
+            words.append(f"--{'' if value else 'no-'}{flag}")
         else:
-            parts.append([f"--{flag}", str(value)])
-    parts.append(["--initial-weights", str(args.initial_weights or "DIR")])
-    if args.proxy_data is not None:
-        parts.append(["--proxy-data", args.proxy_data])
-    parts += way
-    if args.population is None:
-        parts.append(["--group-size-looked-at-users"])
+            words += [f"--{flag}", str(value)]
+    words += ["--initial-weights", str(args.initial_weights or "DIR")]
+    words += [] if args.proxy_data is None else ["--proxy-data", args.proxy_data]
+    words += [*way, *([] if args.population else ["--group-size-looked-at-users"])]
     for name in ("target_epsilon", "steps", "delta"):
         if (number := getattr(args, name)) is not None:
-            parts.append([f"--{name.replace('_', '-')}", repr(number).removesuffix(".0")])
-    if share:
-        parts.append(["--budget-shares", f"metrics={share:g}"])
-    parts.append(["--output", "results/finetuned"])
-    return ["tff-dpftrl finetune", *(shlex.join(part) for part in parts)]
-
-
-def _wrapped(command: list[str]) -> str:
-    """Returns a command in lines, which a shell reads as one."""
-    lines = [command[0]]
-    for part in command[1:]:
-        if len(lines[-1]) + len(part) >= _LINE:
-            lines.append(f"    {part}")
-        else:
-            lines[-1] += f" {part}"
-    return " \\\n  ".join(lines)
+            words += [f"--{name.replace('_', '-')}", repr(number).removesuffix(".0")]
+    words += ["--budget-shares", f"metrics={share:g}"] if share else []
+    return [*words, "--output", "results/finetuned"]

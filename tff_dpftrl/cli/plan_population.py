@@ -6,17 +6,23 @@ import argparse
 import dataclasses
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from tff_dpftrl import validation
+from tff_dpftrl.accounting import (
+    budget_shares,
+    display,
+    parts,
+    planner,
+    planner_plots,
+    planner_request,
+    sampled_plans,
+)
 from tff_dpftrl.cli import delta_flag, mechanism_flags, output
-
-if TYPE_CHECKING:
-    from tff_dpftrl.accounting import guarantee as guarantee_lib
-    from tff_dpftrl.accounting import parts as parts_lib
-    from tff_dpftrl.accounting import planner as planner_lib
-    from tff_dpftrl.accounting import planner_request, sampled_plans
+from tff_dpftrl.mechanisms import table
+from tff_dpftrl.participation import schema as schema_lib
+from tff_dpftrl.runtime.tasks import secure_groups, task_config
 
 _TRAINING_SHARE = 0.8  # Of the users of a file, `train` keeps the others for evaluation.
 _NEIGHBOURS = 60  # Of a device in the largest group with noise parties: see `secure_groups`.
@@ -24,17 +30,29 @@ _WORTH_IT = (
     "By the rule that twice the clients a round, each device twice as often, are worth it if they "
     "lower\n{} by a fifth."
 )
+# Columns of the table, by the names of JSON.
+_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "report_goal": ("goal", str),
+    "mechanism": ("mechanism", str),
+    "min_sep": ("min-sep", str),
+    "max_participations": ("max", str),
+    "sampling_groups": ("sampling-groups", "{:.4g}".format),
+    "sampling_probability": ("sampling-probability", "{:.4g}".format),
+    "bins": ("bins", "{:.4g}".format),
+    "noise_multiplier": ("z", display.round_up),
+    "noise_in_sum": ("noise", "{:.3g}".format),
+    "rho_zcdp": ("rho", lambda rho: "-" if rho is None else display.round_up(rho, 3)),
+    "epsilon": ("epsilon", display.round_up),
+    "memory_bytes": ("memory", display.data_size),
+    "upload_bytes": ("upload", display.data_size),
+}
 
 
 def print_plans(args: argparse.Namespace) -> None:
     """Plans for devices, prints the plans and which is recommended, and draws --plot."""
-    from tff_dpftrl.accounting import display, planner
-
     request = _request(args)
     delta_flag.check_for_population(args.delta, args.population)
     if args.plot is not None:
-        from tff_dpftrl.accounting import planner_plots
-
         planner_plots.format_of(args.plot)  # Refuses what could not be written.
     plans = planner.make_plans(request, args.compare)
     for report_goal, reason in request.schemas()[1].items():
@@ -43,35 +61,31 @@ def print_plans(args: argparse.Namespace) -> None:
     for name in planner.default_mechanisms(1) if args.compare is None else ():
         if name not in planner.default_mechanisms(args.rounds):
             print(f"Mechanism {name} is left out: it is for fewer rounds.", file=sys.stderr)
-    shown = plans if args.all else planner.pareto(plans)
+    shown = [plan.to_dict() for plan in (plans if args.all else planner.pareto(plans))]
     production = planner.production_noise_in_sum(args.rounds, request.workload)
     best = planner.recommend(plans, production if request.target_noise is None else None)
+    users, claim = _training_users(best), best.guarantee
+    costs = parts.costs(claim.weights, claim.mechanism, claim.others, claim.delta)
     if args.format == "json":
-        costs = [dataclasses.asdict(cost) for cost in _costs(best.guarantee)]
         recommended = best.to_dict() | {"strategy": best.strategy.to_dict()}
-        recommended |= {"parts": costs} if costs else {}
-        recommended |= {
-            "training_users_needed": _training_users(best),
-            "users_of_a_file_needed": _users_of_a_file(_training_users(best)),
-        }
-        rows = [plan.to_dict() for plan in shown]
-        output.print_json(
-            {"hypothesis": planner.HYPOTHESIS, "recommended": recommended, "plans": rows}
-        )
+        recommended |= {"parts": [dataclasses.asdict(cost) for cost in costs]} if costs else {}
+        recommended["training_users_needed"] = users
+        recommended["users_of_a_file_needed"] = _users_of_a_file(users)
+        report = {"hypothesis": planner.HYPOTHESIS, "recommended": recommended, "plans": shown}
+        output.print_json(report)
     else:
-        _print_rows([_row(plan) for plan in shown])
-        print("\n".join(_advice(best, request, args.workload, production)))
+        _print_table(shown)
+        lines = ["", *_reasons(best, request, production)]
+        lines += ["", *_split(costs, claim.epsilon, claim.delta)] if costs else []
+        lines += ["", planner.HYPOTHESIS, "", "To run it:"]
+        print("\n".join([*lines, *_commands(best, request, args.workload)]))
     if args.plot is not None:
-        title = (
-            f"{args.population:,} devices, {args.rounds:,} rounds, δ = {display.delta(args.delta)}"
-        )
-        planner_plots.save_plans(args.plot, plans, title)
+        title = f"{args.population:,} devices, {args.rounds:,} rounds, δ = "
+        planner_plots.save_plans(args.plot, plans, title + display.delta(args.delta))
 
 
 def print_sampled_plans(args: argparse.Namespace) -> None:
     """Plans a run whose clients are drawn in secret, and prints the plans."""
-    from tff_dpftrl.accounting import planner, sampled_plans
-
     delta_flag.check_for_population(args.delta, args.population)
     plans = sampled_plans.make_plans(
         args.sampling,
@@ -83,38 +97,30 @@ def print_sampled_plans(args: argparse.Namespace) -> None:
         shares=_shares(args),
     )
     shown = plans if args.all else sampled_plans.least_noise(plans)
+    rows = [plan.to_dict() for plan in shown]
     if args.format == "json":
-        rows = [plan.to_dict() for plan in shown]
         output.print_json({"hypothesis": planner.HYPOTHESIS, "plans": rows})
         return
-    _print_rows([_sampled_row(plan, args.parameters) for plan in shown])
+    _print_table(
+        [row | {"memory_bytes": 4 * args.parameters * row["memory_copies"]} for row in rows]
+    )
     if shown[0].costs:
         print("\n" + "\n".join(_split(shown[-1].costs, shown[-1].epsilon, args.delta)))
     print(f"\n{planner.HYPOTHESIS}")
 
 
-def _shares(args: argparse.Namespace) -> dict[str, float]:
-    """Returns the shares of the budget that are given."""
-    if args.budget_shares is None:
-        return {}
-    from tff_dpftrl.accounting import budget_shares
+def _print_table(plans: Sequence[Mapping[str, Any]]) -> None:
+    """Prints plans, given as in JSON."""
+    columns = {name: column for name, column in _COLUMNS.items() if name in plans[0]}
+    rows = [[text(plan[name]) for name, (_, text) in columns.items()] for plan in plans]
+    output.print_table([[heading for heading, _ in columns.values()], *rows], left=1)
 
-    shares = budget_shares.parse(args.budget_shares)
-    if args.target_epsilon is None:
-        raise validation.UsageError("--budget-shares are shares of --target-epsilon: give it.")
-    return shares
+
+def _shares(args: argparse.Namespace) -> dict[str, float]:
+    return {} if args.budget_shares is None else budget_shares.parse(args.budget_shares)
 
 
 def _request(args: argparse.Namespace) -> planner_request.Request:
-    from tff_dpftrl.accounting import planner, planner_request
-    from tff_dpftrl.mechanisms import table
-    from tff_dpftrl.participation import schema as schema_lib
-
-    separations = (args.min_sep, args.min_sep_fraction, args.timer_hours)
-    if sum(value is not None for value in separations) > 1:
-        raise validation.UsageError(
-            "--min-sep, --min-sep-fraction and --timer-hours say the same: give one."
-        )
     if (args.timer_hours is None) != (args.rounds_per_day is None):
         raise validation.UsageError("--timer-hours and --rounds-per-day go together.")
     min_sep, target_noise = args.min_sep, args.target_noise
@@ -131,36 +137,27 @@ def _request(args: argparse.Namespace) -> planner_request.Request:
             report_goal=goal,
             workload=workload,
         )
+    names = ("population", "delta", "target_epsilon", "target_rho", "min_sep_fraction")
+    names += ("max_participations", "secagg_inflation", "noise_parties")
     return planner_request.Request(
-        shares=_shares(args),
-        population=args.population,
+        **{name: getattr(args, name) for name in names},
         num_rounds=args.rounds,
-        delta=args.delta,
-        target_epsilon=args.target_epsilon,
-        target_rho=args.target_rho,
+        shares=_shares(args),
         target_noise=target_noise,
         report_goals=_report_goals(args),
         min_sep=min_sep,
-        min_sep_fraction=1.0 if args.min_sep_fraction is None else args.min_sep_fraction,
-        max_participations=args.max_participations,
         num_parameters=args.parameters,
-        secagg_inflation=args.secagg_inflation,
         workload=workload,
-        noise_parties=args.noise_parties or 0,
     )
 
 
 def _report_goals(args: argparse.Namespace) -> tuple[int, ...]:
     """Returns the numbers of clients a round to try: with noise parties, those of one group."""
-    from tff_dpftrl.accounting import planner_request
-
     goals = args.report_goals or planner_request.DEFAULT_REPORT_GOALS
     for goal in goals:
         validation.integer("--report-goals", goal, minimum=1)
     if not args.noise_parties:
         return goals
-    from tff_dpftrl.runtime.tasks import secure_groups
-
     largest, most = secure_groups.LARGEST_NOISED, secure_groups.MOST_PARTIES
     if args.noise_parties > most:
         raise validation.UsageError(
@@ -176,54 +173,8 @@ def _report_goals(args: argparse.Namespace) -> tuple[int, ...]:
     return fitting
 
 
-def _print_rows(rows: Sequence[Mapping[str, str]]) -> None:
-    output.print_table([list(rows[0]), *(list(row.values()) for row in rows)], left=1)
-
-
-def _row(plan: planner_lib.Plan) -> dict[str, str]:
-    """Returns a plan as cells of a table, by column."""
-    from tff_dpftrl.accounting import display
-
-    claim = plan.guarantee
-    return {
-        "goal": str(plan.report_goal),
-        "mechanism": plan.mechanism,
-        "min-sep": str(claim.schema.min_sep),
-        "max": str(claim.schema.max_participations),
-        "z": display.round_up(claim.noise_multiplier),
-        "noise": f"{plan.noise_in_sum:.3g}",
-        "rho": display.round_up(claim.rho_zcdp, 3) if claim.is_gaussian else "-",
-        "epsilon": display.round_up(claim.epsilon),
-        "memory": display.data_size(plan.memory_bytes),
-        "upload": display.data_size(plan.upload_bytes),
-    }
-
-
-def _sampled_row(plan: sampled_plans.SampledPlan, num_parameters: int) -> dict[str, str]:
-    """Returns a plan with secret sampling as cells of a table, by column."""
-    from tff_dpftrl.accounting import display
-
-    return {
-        "goal": str(plan.report_goal),
-        "mechanism": plan.strategy.name,
-        **{name.replace("_", "-"): f"{value:.4g}" for name, value in plan.given.items()},
-        "z": display.round_up(plan.noise_multiplier),
-        "noise": f"{plan.noise_in_sum:.3g}",
-        "epsilon": display.round_up(plan.epsilon),
-        "memory": display.data_size(4 * num_parameters * plan.memory_copies),
-    }
-
-
-def _costs(claim: guarantee_lib.Guarantee) -> tuple[parts_lib.Cost, ...]:
-    from tff_dpftrl.accounting import parts
-
-    return parts.costs(claim.weights, claim.mechanism, claim.others, claim.delta)
-
-
-def _split(costs: Sequence[parts_lib.Cost], epsilon: float, delta: float) -> list[str]:
+def _split(costs: Sequence[parts.Cost], epsilon: float, delta: float) -> list[str]:
     """Returns how a budget is split, with the cost of each part alone."""
-    from tff_dpftrl.accounting import display
-
     return [
         f"Epsilon {display.round_up(epsilon)} at delta {display.delta(delta)} is of all together, "
         "by shares of the squared mu:",
@@ -235,7 +186,7 @@ def _split(costs: Sequence[parts_lib.Cost], epsilon: float, delta: float) -> lis
     ]
 
 
-def _training_users(plan: planner_lib.Plan) -> int:
+def _training_users(plan: planner.Plan) -> int:
     """Returns the smallest population that can keep up the plan's schema."""
     schema = plan.guarantee.schema
     by_participations = -(-schema.num_rounds * plan.report_goal // schema.max_participations)
@@ -243,23 +194,17 @@ def _training_users(plan: planner_lib.Plan) -> int:
 
 
 def _users_of_a_file(training_users: int) -> int:
-    """Returns how many users a file needs for a number of training users.
-
-    A hash chooses each for training with probability 0.8. With so many, fewer than wanted
-    are chosen with a chance of about one in a million: 0.8 n - 5 √(0.16 n) = training_users.
-    """
+    """Returns how many users a file needs for a number of training users."""
+    # A hash chooses each for training with probability 0.8. With so many, fewer than wanted are
+    # chosen with a chance of about one in a million: 0.8 n - 5 √(0.16 n) = training_users.
     share = _TRAINING_SHARE
     slack = 5.0 * math.sqrt(share * (1.0 - share))
     root = (slack + math.sqrt(slack**2 + 4.0 * share * training_users)) / (2.0 * share)
     return math.ceil(root**2)
 
 
-def _advice(
-    plan: planner_lib.Plan, request: planner_request.Request, workload: str, production: float
-) -> list[str]:
-    """Returns why a plan is recommended, what it promises, and the commands that set it up."""
-    from tff_dpftrl.accounting import display, planner
-
+def _reasons(plan: planner.Plan, request: planner_request.Request, production: float) -> list[str]:
+    """Returns why a plan is recommended, and what it promises."""
     claim, schema = plan.guarantee, plan.guarantee.schema
     what = f"{plan.mechanism} with {plan.report_goal} clients a round"
     noise = f"noise {plan.noise_in_sum:.3g}; tree, z 7, 6500 clients have {production:.3g}"
@@ -295,36 +240,28 @@ def _advice(
         )
     if request.workload is not None:
         lines.append(f"Noise is that of the models, for {request.workload.description}.")
-    if request.noise_parties:
-        lines += ["", *_of_parties(request.noise_parties, epsilon)]
-    if claim.others:
-        lines += ["", *_split(_costs(claim), claim.epsilon, claim.delta)]
-    commands = _commands(plan, request, workload)
-    return ["", *lines, "", planner.HYPOTHESIS, "", "To run it:", *commands]
-
-
-def _of_parties(number: int, epsilon: str) -> list[str]:
-    """Describes what noise parties cost and promise."""
-    if number == 1:
-        return [
+    many = request.noise_parties
+    if many == 1:
+        lines += [
+            "",
             "The noise party adds the noise within the secure sums in place of the server: the",
             f"same noise, and epsilon {epsilon} is also against the server, unless both collude.",
             "It is not against the party itself, which can subtract its noise from what is",
             "released: name two to be safe from each alone.",
         ]
-    return [
-        f"Each of the {number} noise parties adds the whole noise, that of z: the released model",
-        f"has {number} times the variance, {math.sqrt(number):.3f} times the noise, as above.",
-        f"Epsilon {epsilon} counts on the noise of one party alone: it holds unless the server",
-        f"colludes with all {number}.",
-    ]
+    elif many:
+        lines += [
+            "",
+            f"Each of the {many} noise parties adds the whole noise, that of z: the released model",
+            f"has {many} times the variance, {math.sqrt(many):.3f} times the noise, as above.",
+            f"Epsilon {epsilon} counts on the noise of one party alone: it holds unless the server",
+            f"colludes with all {many}.",
+        ]
+    return lines
 
 
-def _commands(plan: planner_lib.Plan, request: planner_request.Request, workload: str) -> list[str]:
+def _commands(plan: planner.Plan, request: planner_request.Request, workload: str) -> list[str]:
     """Returns the commands that make the strategy, account for the run, and begin it."""
-    from tff_dpftrl.accounting import display
-    from tff_dpftrl.mechanisms import table
-
     schema = plan.guarantee.schema
     participation = (
         f"--rounds {schema.num_rounds} --min-sep {schema.min_sep} "
@@ -360,10 +297,8 @@ def _commands(plan: planner_lib.Plan, request: planner_request.Request, workload
     ]
 
 
-def _noised_task(plan: planner_lib.Plan, request: planner_request.Request) -> str:
+def _noised_task(plan: planner.Plan, request: planner_request.Request) -> str:
     """Returns the options by which `task new` has noise parties, in one group a round."""
-    from tff_dpftrl.runtime.tasks import secure_groups, task_config
-
     goal, schema = plan.report_goal, plan.guarantee.schema
     # More devices, as far as the declared participation and the size of the group allow.
     over_selection = min(
