@@ -286,6 +286,23 @@ def test_every_command_explains_itself(command, capsys):
     assert f"tff-dpftrl {command}" in text and len(text.splitlines()) > 15
 
 
+@pytest.mark.parametrize("command", ["train", "finetune", "task new"])
+def test_help_shows_twelve_options_first_and_all_on_request(command, capsys):
+    shown = []
+    for ask in (["--help"], ["--help", "all"]):
+        with pytest.raises(SystemExit) as exit_info:
+            main.main([*command.split(), *ask])
+        assert exit_info.value.code == 0
+        text = capsys.readouterr().out
+        assert re.findall(r"^(what is run|privacy|data|model|devices):$", text, re.MULTILINE)
+        shown.append(set(re.findall(r"^  (--[-a-z]+)", text, re.MULTILINE)))
+        last = text.splitlines()[-1]
+        if len(ask) == 1:
+            (more,) = re.findall(rf"^tff-dpftrl {command} --help all shows (\d+) more", last)
+    assert len(shown[0]) == 12 and shown[0] < shown[1]
+    assert len(shown[1]) == 12 + int(more)
+
+
 @pytest.fixture
 def stub(monkeypatch):
     """Replaces what `account` does by a function of its arguments."""

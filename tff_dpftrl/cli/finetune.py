@@ -59,6 +59,11 @@ A TOML file given with --config holds the same options, with underscores instead
 (num_steps = 500), in tables of any name; flags overrule it.
 """
 
+_FIRST = (
+    "output config resume data user_column text_column initial_weights adapter_rank num_steps "
+    "compute_budget target_epsilon delta"
+)
+
 
 def add_parser(subparsers) -> None:
     """Registers the subcommand."""
@@ -67,7 +72,9 @@ def add_parser(subparsers) -> None:
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
     )
+    config_flags.add_help(parser, _FIRST)
     parser.set_defaults(
         run=run,
         what_is_left=functools.partial(train.what_is_left, command="finetune", unit="step"),

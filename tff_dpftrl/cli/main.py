@@ -98,7 +98,8 @@ The usual way:
   tff-dpftrl audit --run results/quickstart
   tff-dpftrl predict results/quickstart "the number of"
 
-tff-dpftrl COMMAND --help has the options of a command, with examples.
+tff-dpftrl COMMAND --help has the options of a command, with examples. Of train, finetune and
+task new it has those that most people need first: --help all has all.
 """
 
 

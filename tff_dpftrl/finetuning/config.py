@@ -41,7 +41,7 @@ class FinetuningConfig(language_config.TextConfig):
     """Everything that decides what a fine-tuning run does.
 
     Attributes carry their meaning, unit and group in their field metadata, which is what
-    `tff-dpftrl finetune --help` prints. Model and vocabulary are those of `initial_weights`.
+    `tff-dpftrl finetune --help all` prints. Model and vocabulary are those of `initial_weights`.
     """
 
     initial_weights: str | None = _option(
