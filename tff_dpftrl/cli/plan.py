@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import functools
 import importlib
+import itertools
 import pathlib
 
 from tff_dpftrl import validation
@@ -92,68 +93,73 @@ examples:
 
 _INTEGERS, _NORMS = flags.listed(int, "8,16,32"), flags.listed(float, "8.8,6.6,5.1")
 _VARIED = ("min-sep", "rounds", "participations")
-_TARGET = ("target_epsilon", "target_rho", "target_noise", "keep_noise_of")
-_SCHEMA = "rounds min_sep min_sep_gap max_participations "
-_OPTIONS = " ".join(field.name for field in dataclasses.fields(table.Options)) + " "
-_TEXT = " ".join(field.name for field in dataclasses.fields(language_config.TextConfig)) + " "
+_OPTIONS = " ".join(field.name for field in dataclasses.fields(table.Options))
+_TEXT = " ".join(field.name for field in dataclasses.fields(language_config.TextConfig))
 _STEPS, _BUDGET = finetuning_config.FinetuningConfig.num_steps, group_size.COMPUTE_BUDGET
 
 
 @dataclasses.dataclass(frozen=True)
 class _Question:
-    """Question to `plan`: the function that answers, flags that it needs, one of each, or takes."""
+    """Question to `plan`: flags that ask it together, the function that answers, other flags.
 
-    name: str
+    Of each tuple in `needs`, one flag is needed.
+    """
+
+    asked_by: tuple[str, ...]
     answer: str
     needs: tuple[tuple[str, ...], ...]
     takes: str
 
 
-_FINETUNE = _Question(
-    "--finetune",
-    "plan_finetune.print_ways",
-    (("data", "user_sizes", "population"), ("target_epsilon",)),
-    f"finetune {_TEXT}examples_per_user delta budget_shares compute_budget steps smallest_cohort "
-    "example_group_sizes initial_weights gradient_norms proxy_data",
+_QUESTIONS = (
+    _Question(
+        ("finetune",),
+        "plan_finetune.print_ways",
+        (("data", "user_sizes", "population"), ("target_epsilon",)),
+        f"{_TEXT} examples_per_user delta budget_shares compute_budget steps smallest_cohort "
+        "example_group_sizes initial_weights gradient_norms proxy_data",
+    ),
+    _Question(
+        ("population sampling",),
+        "plan_population.print_sampled_plans",
+        (("rounds",), ("target_epsilon",)),
+        "delta report_goals budget_shares parameters all",
+    ),
+    _Question(
+        ("population",),
+        "plan_population.print_plans",
+        (("rounds",), ("target_epsilon", "target_rho", "target_noise", "keep_noise_of")),
+        "compare delta report_goals budget_shares min_sep min_sep_fraction timer_hours plot all "
+        "rounds_per_day max_participations parameters secagg_inflation noise_parties workload",
+    ),
+    _Question(
+        ("compare",),
+        "plan_compare.print_comparison",
+        (*mechanism_flags.SCHEMA, ("vary",), ("values",)),
+        f"max_participations {_OPTIONS} optimize_at_each_point plot",
+    ),
+    _Question(
+        ("sampling",),
+        "plan_mechanism.print_noise",
+        (("rounds",), ("target_epsilon",)),
+        "sampling_probability group_size sampling_groups bins estimate_draws mechanism strategy "
+        f"{_OPTIONS} delta neighbours group_of",
+    ),
+    _Question(
+        ("strategy", "mechanism target_epsilon", "mechanism target_rho"),
+        "plan_mechanism.print_noise",
+        (*mechanism_flags.RUN, ("target_epsilon", "target_rho")),
+        f"max_participations {_OPTIONS} restart_every first_restart clip_norm_inflation delta "
+        "neighbours group_of",
+    ),
+    _Question(
+        ("mechanism",),
+        "plan_mechanism.print_strategy",
+        mechanism_flags.SCHEMA,
+        f"max_participations {_OPTIONS} output",
+    ),
 )
-_SAMPLED_POPULATION = _Question(
-    "--population with --sampling",
-    "plan_population.print_sampled_plans",
-    (("population",), ("rounds",), ("target_epsilon",)),
-    "sampling delta report_goals budget_shares parameters all",
-)
-_POPULATION = _Question(
-    "--population",
-    "plan_population.print_plans",
-    (("population",), ("rounds",), _TARGET),
-    "compare delta report_goals budget_shares min_sep min_sep_fraction timer_hours rounds_per_day "
-    "max_participations parameters secagg_inflation noise_parties workload all plot",
-)
-_COMPARE = _Question(
-    "--compare",
-    "plan_compare.print_comparison",
-    (*mechanism_flags.SCHEMA, ("vary",), ("values",)),
-    f"compare {_SCHEMA}{_OPTIONS}optimize_at_each_point plot",
-)
-_SAMPLED_NOISE = _Question(
-    "--sampling",
-    "plan_mechanism.print_noise",
-    (("rounds",), ("target_epsilon",)),
-    "sampling sampling_probability group_size sampling_groups bins estimate_draws "
-    f"mechanism strategy {_OPTIONS}delta neighbours group_of",
-)
-_NOISE = _Question(
-    "a target for one mechanism",
-    "plan_mechanism.print_noise",
-    (*mechanism_flags.RUN, ("target_epsilon", "target_rho")),
-    f"{_SCHEMA}{_OPTIONS}restart_every first_restart clip_norm_inflation delta neighbours group_of",
-)
-_STRATEGY = _Question(
-    "--mechanism without a target",
-    "plan_mechanism.print_strategy",
-    (*mechanism_flags.SCHEMA, ("mechanism",)),
-    f"{_SCHEMA}{_OPTIONS}output",
-)
+"""The first that is asked is answered."""
 
 
 def add_parser(subparsers) -> None:
@@ -241,9 +247,8 @@ def add_parser(subparsers) -> None:
     condition = " with --finetune, read as by finetune"
     config_flags.add_options(parser, language_config.TextConfig, condition=condition)
     unset = {"data": None, "delta": None, "parameters": 4_050_000, "smallest_cohort": 32}
-    unset |= {"steps": _STEPS, "compute_budget": _BUDGET, "noise_parties": 0}
-    unset["min_sep_fraction"] = 1.0
-    parser.set_defaults(run=functools.partial(run, parser), **unset)
+    unset |= {"steps": _STEPS, "compute_budget": _BUDGET, "noise_parties": 0, "branches": None}
+    parser.set_defaults(run=functools.partial(run, parser), min_sep_fraction=1.0, **unset)
 
 
 def _reference(text: str) -> tuple[str, float, int]:
@@ -273,19 +278,23 @@ def _values(text: str) -> list[int]:
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     """Answers the question that the flags ask; returns the exit status."""
     given = {name for name, value in vars(args).items() if value != parser.get_default(name)}
-    question = _question(args, given)
+    asked = ((question, names.split()) for question in _QUESTIONS for names in question.asked_by)
+    question, asking = next((pair for pair in asked if given.issuperset(pair[1])), (None, []))
+    if question is None:
+        raise validation.UsageError(
+            "say what to plan: --population N (how to run), --mechanism NAME or --sampling NAME "
+            "(its noise for a target), --compare NAMES, or --finetune."
+        )
     mechanism_flags.require(args, *question.needs)
-    needed = [name for names in question.needs for name in names]
-    takes = [*needed, *question.takes.split()]
+    takes = [*asking, *itertools.chain(*question.needs), *question.takes.split()]
     unused = [name for name in vars(args) if name in given - {"command", "format", *takes}]
     if unused:
+        names = " with ".join(map(_flag, asking))
         known = ", ".join(map(_flag, dict.fromkeys(takes)))
-        raise validation.UsageError(
-            f"{_flag(unused[0])} is not for {question.name}, which takes {known}."
-        )
-    if args.format == "csv" and question is not _COMPARE:
+        raise validation.UsageError(f"{_flag(unused[0])} is not for {names}, which takes {known}.")
+    if args.format == "csv" and asking != ["compare"]:
         raise validation.UsageError("--format csv is for --compare: take text or json.")
-    if args.delta is None and question is not _FINETUNE:
+    if args.delta is None and not args.finetune:
         args.delta = defaults.DELTA
     module, function = question.answer.split(".")
     getattr(importlib.import_module(f"tff_dpftrl.cli.{module}"), function)(args)
@@ -294,22 +303,3 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def _question(args: argparse.Namespace, given: set[str]) -> _Question:
-    if args.finetune:
-        return _FINETUNE
-    if args.population is not None:
-        return _POPULATION if args.sampling is None else _SAMPLED_POPULATION
-    if args.compare is not None:
-        return _COMPARE
-    if args.sampling is not None:
-        return _SAMPLED_NOISE
-    if args.strategy is not None or (args.mechanism is not None and given.intersection(_TARGET)):
-        return _NOISE
-    if args.mechanism is not None:
-        return _STRATEGY
-    raise validation.UsageError(
-        "say what to plan: --population N (how to run), --mechanism NAME or --sampling NAME (its "
-        "noise for a target), --compare NAMES, or --finetune."
-    )
