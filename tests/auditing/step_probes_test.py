@@ -21,7 +21,7 @@ from tff_dpftrl.finetuning import (
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.models import keras_versions, low_rank, transformer, word_lstm
-from tff_dpftrl.runs import dp_ftrl_privacy
+from tff_dpftrl.runs import privacy
 
 _CLIP, _AT_ONCE, _NUM_STEPS = 0.05, 3, 7
 # Chance that correct steps are called violated in a test: the noise has no seed here.
@@ -45,7 +45,7 @@ _SAMPLED = run_privacy.SampledFinetuning.of(
     clip_norm=_CLIP,
     deterministic_seed=None,
 )
-_PASSES = dp_ftrl_privacy.DpFtrlPrivacy(
+_PASSES = privacy.DpFtrl(
     num_rounds=_NUM_STEPS,
     clients_per_round=10,
     clip_norm=_CLIP,

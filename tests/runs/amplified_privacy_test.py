@@ -15,9 +15,9 @@ from tff_dpftrl.accounting import (
 )
 from tff_dpftrl.mechanisms import serialization, table
 from tff_dpftrl.participation import observed, sampling, schema
-from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, sampled_privacy, simulated_run
+from tff_dpftrl.runs import mechanism_plan, privacy, simulated_run
 
-_CYCLIC = amplified_privacy.AmplifiedPrivacy(
+_CYCLIC = privacy.Amplified(
     sampling="cyclic",
     num_rounds=20,
     clients_per_round=10,
@@ -29,7 +29,7 @@ _CYCLIC = amplified_privacy.AmplifiedPrivacy(
 _SEEN = observed.ObservedParticipation(15, 3, 4, {4: 1})
 
 
-def _plan(num_clients=100, **changes) -> amplified_privacy.AmplifiedPlan:
+def _plan(num_clients=100, **changes) -> mechanism_plan.MechanismPlan:
     return dataclasses.replace(_CYCLIC, **changes).plan(num_clients, 1000)
 
 
@@ -69,7 +69,7 @@ def test_epsilon_is_that_of_the_first_rounds():
 
 def test_one_band_is_dp_fedavg():
     one = _plan(mechanism="identity", options=table.DEFAULTS, min_sep=None)
-    other = sampled_privacy.SampledPrivacy("dp-fedavg", 20, 10, 0.5, 1e-6, 2.0).plan(100, 1000)
+    other = privacy.DpFedAvg("dp-fedavg", 20, 10, 0.5, 1e-6, 2.0).plan(100, 1000)
     assert one.epsilon_after(20) == other.epsilon_after(20)
     assert one.noise_to_signal(1000) == pytest.approx(other.noise_to_signal(1000))
     assert _state(one).profile == _state(other).profile != ()
@@ -80,9 +80,9 @@ def test_certain_turns_cost_what_the_stride_costs():
     # In 21 rounds the last turn of the first group has a whole column.
     plan = _plan(num_clients=30, num_rounds=21)
     assert plan.sampling.sampling_probability == pytest.approx(1.0)
-    passes = dp_ftrl_privacy.DpFtrlPrivacy(
-        21, 10, 0.5, 1e-6, "bandtoep", noise_multiplier=2.0, min_sep=3
-    ).plan(30, 1000)
+    passes = privacy.DpFtrl(21, 10, 0.5, 1e-6, "bandtoep", noise_multiplier=2.0, min_sep=3).plan(
+        30, 1000
+    )
     of_passes = dataclasses.replace(passes, strategy=plan.strategy)
     exact = of_passes.epsilon_after(21)
     assert exact <= plan.epsilon_after(21) <= exact + 2e-3
@@ -142,7 +142,7 @@ def test_the_statement_says_who_drew_and_how():
 
 
 def test_statements_of_turns_and_of_dp_fedavg_compose_by_their_loss():
-    plan, plain = _plan(), sampled_privacy.SampledPrivacy("dp-fedavg", 20, 10, 0.5, 1e-6, 1.0)
+    plan, plain = _plan(), privacy.DpFedAvg("dp-fedavg", 20, 10, 0.5, 1e-6, 1.0)
     states = [_state(plan), _state(plain.plan(100, 1000))]
     cyclic, rounds = (
         composition.Spent.from_json("a", json.loads(statement_text.to_json(state)))
@@ -170,9 +170,7 @@ def test_bins_take_any_mechanism_and_cost_less_than_turns_that_are_known():
     # As many bins as have ten clients at least.
     assert plan.sampling == sampling.BallsInBins(20, 5)
     assert plan.clients_per_round == pytest.approx(10.6)
-    known = dp_ftrl_privacy.DpFtrlPrivacy(
-        20, 10, 0.5, 1e-6, "blt", noise_multiplier=2.0, min_sep=5
-    ).plan(53, 1000)
+    known = privacy.DpFtrl(20, 10, 0.5, 1e-6, "blt", noise_multiplier=2.0, min_sep=5).plan(53, 1000)
     assert plan.strategy == known.strategy
     spent = [plan.epsilon_after(t) for t in (1, 5, 6, 20)]
     assert spent[0] == spent[1] < spent[2] < spent[3] < known.epsilon_after(20)

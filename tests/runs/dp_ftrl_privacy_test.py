@@ -10,9 +10,9 @@ import pytest
 from tff_dpftrl.accounting import facts, guarantee, statement_text
 from tff_dpftrl.mechanisms import blt, dense, identity, serialization, table, tree, workload
 from tff_dpftrl.participation import cohorts, observed, schema
-from tff_dpftrl.runs import dp_ftrl_privacy, simulated_run
+from tff_dpftrl.runs import mechanism_plan, privacy, simulated_run
 
-_PRIVACY = dp_ftrl_privacy.DpFtrlPrivacy(
+_PRIVACY = privacy.DpFtrl(
     num_rounds=12,
     clients_per_round=5,
     clip_norm=0.5,
@@ -23,7 +23,7 @@ _PRIVACY = dp_ftrl_privacy.DpFtrlPrivacy(
 )
 
 
-def _plan(num_clients=40, num_parameters=1000, **changes) -> dp_ftrl_privacy.DpFtrlPlan:
+def _plan(num_clients=40, num_parameters=1000, **changes) -> mechanism_plan.MechanismPlan:
     return dataclasses.replace(_PRIVACY, **changes).plan(num_clients, num_parameters)
 
 

@@ -16,15 +16,14 @@ from tff_dpftrl.runs import (
     cohort_seed,
     committed_rounds,
     curves,
-    dp_ftrl_privacy,
     loop,
     manifest,
     metrics_log,
     prepared,
+    privacy,
     released_metrics,
     released_model,
     reporting,
-    sampled_privacy,
     stopping,
     tensorboard_log,
 )
@@ -37,12 +36,12 @@ _PUBLIC_SEED = 5
 
 
 def _sampled(**options):
-    asked = sampled_privacy.SampledPrivacy(algorithm="dp-fedavg", **_COMMON, **(_NOISE | options))
+    asked = privacy.DpFedAvg(algorithm="dp-fedavg", **_COMMON, **(_NOISE | options))
     return asked.plan(len(_USERS), 3)
 
 
 def _in_turns(**options):
-    asked = dp_ftrl_privacy.DpFtrlPrivacy(**(_COMMON | _NOISE | options), mechanism="identity")
+    asked = privacy.DpFtrl(**(_COMMON | _NOISE | options), mechanism="identity")
     return asked.plan(len(_USERS), 3)
 
 

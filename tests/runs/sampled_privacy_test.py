@@ -8,9 +8,9 @@ import pytest
 
 from tff_dpftrl.accounting import dp_fedavg, facts, statement_text
 from tff_dpftrl.participation import cohorts, observed, schema
-from tff_dpftrl.runs import sampled_privacy
+from tff_dpftrl.runs import mechanism_plan, privacy
 
-_PRIVACY = sampled_privacy.SampledPrivacy(
+_PRIVACY = privacy.DpFedAvg(
     algorithm="dp-fedavg",
     num_rounds=20,
     clients_per_round=10,
@@ -21,7 +21,7 @@ _PRIVACY = sampled_privacy.SampledPrivacy(
 _SEEN = observed.ObservedParticipation(15, 1, 6, {6: 1})
 
 
-def _plan(num_clients=100, **changes) -> sampled_privacy.SampledPlan:
+def _plan(num_clients=100, **changes) -> mechanism_plan.MechanismPlan:
     return dataclasses.replace(_PRIVACY, **changes).plan(num_clients, 1000)
 
 

@@ -8,7 +8,7 @@ import pytest
 from tff_dpftrl.accounting import dp_fedavg, facts, guarantee, statement_text
 from tff_dpftrl.mechanisms import tree
 from tff_dpftrl.participation import observed, schema
-from tff_dpftrl.runs import dp_ftrl_privacy, sampled_privacy, simulated_run
+from tff_dpftrl.runs import privacy, simulated_run
 
 _DEPLOYMENT = simulated_run.Deployment(report_goal=100, population=2000)
 _COMMON = {
@@ -18,8 +18,8 @@ _COMMON = {
     "delta": 1e-6,
     "deployment": _DEPLOYMENT,
 }
-_DP_FTRL = dp_ftrl_privacy.DpFtrlPrivacy(mechanism="tree", noise_multiplier=6.0, **_COMMON)
-_SAMPLED = sampled_privacy.SampledPrivacy(algorithm="dp-fedavg", noise_multiplier=2.0, **_COMMON)
+_DP_FTRL = privacy.DpFtrl(mechanism="tree", noise_multiplier=6.0, **_COMMON)
+_SAMPLED = privacy.DpFedAvg(algorithm="dp-fedavg", noise_multiplier=2.0, **_COMMON)
 _REAL_SCHEMA = schema.MinSep(40, 20, 2)
 _OWN_SCHEMA = schema.MinSep(40, 12, 4)  # 60 users, 5 a round.
 
@@ -60,10 +60,8 @@ def test_noise_is_scaled_with_the_cohort_and_each_epsilon_is_of_its_own_run():
 
 
 def test_the_mechanism_is_made_for_the_run_that_is_simulated():
-    plan = dp_ftrl_privacy.DpFtrlPrivacy(mechanism="bandmf", noise_multiplier=6.0, **_COMMON).plan(
-        60, 1000
-    )
-    alone = dp_ftrl_privacy.DpFtrlPrivacy(
+    plan = privacy.DpFtrl(mechanism="bandmf", noise_multiplier=6.0, **_COMMON).plan(60, 1000)
+    alone = privacy.DpFtrl(
         mechanism="bandmf",
         noise_multiplier=6.0,
         **_COMMON | {"clients_per_round": 100, "deployment": None},
@@ -73,7 +71,7 @@ def test_the_mechanism_is_made_for_the_run_that_is_simulated():
 
 
 def test_a_target_and_a_stride_are_of_the_run_that_is_simulated():
-    asked = dp_ftrl_privacy.DpFtrlPrivacy(
+    asked = privacy.DpFtrl(
         mechanism="tree", target_epsilon=3.0, min_sep=15, max_participations=3, **_COMMON
     )
     plan = asked.plan(60, 1000)
@@ -100,7 +98,7 @@ def test_sampled_cohorts_are_scaled_alike():
     assert plan.simulated.epsilon == real
     assert _statement(plan).parameters["simulated_epsilon"] == real
     assert _statement(plan).epsilon > 10 * real
-    target = sampled_privacy.SampledPrivacy(algorithm="dp-fedavg", target_epsilon=2.0, **_COMMON)
+    target = privacy.DpFedAvg(algorithm="dp-fedavg", target_epsilon=2.0, **_COMMON)
     assert 1.95 < target.plan(60, 1000).simulated.epsilon <= 2.0
 
 
@@ -119,7 +117,7 @@ def test_without_noise_neither_run_has_a_guarantee(privacy):
 
 
 def test_a_delta_too_large_for_the_population_is_said():
-    caveats = dp_ftrl_privacy.DpFtrlPrivacy(
+    caveats = privacy.DpFtrl(
         mechanism="tree", noise_multiplier=6.0, **_COMMON | {"delta": 1e-3}
     ).plan(60, 1000)
     with pytest.warns(UserWarning, match="not below 1 / 2000"):
@@ -133,9 +131,7 @@ def test_refusals():
     with pytest.raises(ValueError, match="clients_per_round=101 exceeds the report goal"):
         _DEPLOYMENT.scale(101)
     assert _DEPLOYMENT.scale(100) == 1.0
-    asked = dp_ftrl_privacy.DpFtrlPrivacy(
-        mechanism="tree", noise_multiplier=6.0, min_sep=21, **_COMMON
-    )
+    asked = privacy.DpFtrl(mechanism="tree", noise_multiplier=6.0, min_sep=21, **_COMMON)
     for refuse in (asked.check, lambda n: asked.plan(n, 1000)):
         with pytest.raises(ValueError, match="simulate_population .* min_sep=21 is impossible"):
             refuse(60)

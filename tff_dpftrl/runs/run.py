@@ -35,7 +35,7 @@ from tff_dpftrl.runs import (
     committed_rounds,
     loop,
     manifest,
-    privacy,
+    mechanism_plan,
     reporting,
 )
 from tff_dpftrl.runs import prepared as prepared_lib
@@ -170,6 +170,6 @@ def _ledger_options(run: prepared_lib.Reportable) -> dict[str, Any]:
     }
 
 
-def _has_secret_cohorts(plan: privacy.PrivacyPlan) -> bool:
+def _has_secret_cohorts(plan: mechanism_plan.MechanismPlan) -> bool:
     # A run with a known noise seed is not private, and is meant to be repeatable.
     return plan.needs_secret_cohorts and plan.deterministic_seed is None

@@ -22,7 +22,7 @@ from tff_dpftrl.data import tables, vocabulary, vocabulary_file
 from tff_dpftrl.execution import allocator
 from tff_dpftrl.learning import metric_sums
 from tff_dpftrl.models import table
-from tff_dpftrl.runs import earlier_runs, manifest, prepared, privacy
+from tff_dpftrl.runs import earlier_runs, manifest, mechanism_plan, prepared
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runs import run as run_lib
 from tff_dpftrl.training import config as config_lib
@@ -190,7 +190,7 @@ def _task(opened: opening.OpenedRun, progress: progress_lib.Progress) -> task.La
 def _prepared(
     opened: opening.OpenedRun,
     known: manifest.Manifest,
-    plan: privacy.FederatedPlan,
+    plan: mechanism_plan.MechanismPlan,
     language_task: task.LanguageTask,
     say: progress_lib.Progress,
     progress: progress_lib.Progress,
@@ -239,7 +239,7 @@ def _prepared(
 
 def _manifest(
     config: config_lib.TrainingConfig,
-    plan: privacy.PrivacyPlan,
+    plan: mechanism_plan.MechanismPlan,
     language_task: task.LanguageTask,
     facts: Mapping[str, Any],
 ) -> manifest.Manifest:
