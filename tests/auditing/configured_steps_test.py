@@ -78,7 +78,7 @@ def test_a_third_of_the_noise_is_found(toy, monkeypatch):
     of_plan = private_steps.round_of
 
     def weaker(plan, strategy, **options):
-        derived = dataclasses.replace(plan, noise_multiplier=0.3 * plan.noise_multiplier)
+        derived = plan.with_noise(multiplier=0.3 * plan.noise_multiplier)
         return of_plan(derived, strategy, **options)
 
     monkeypatch.setattr(private_steps, "round_of", weaker)

@@ -65,7 +65,7 @@ _UNITS = [2, 1, 2, 2, 1]  # Three at once: the last piece has two.
 
 def _build(plan, sums, *, noise=1.0, model=_MODEL, kind=private_steps.PrivateSteps):
     strategy = identity.Identity() if plan is _SAMPLED else plan.strategy
-    weaker = dataclasses.replace(plan, noise_multiplier=noise * plan.noise_multiplier)
+    weaker = plan.with_noise(multiplier=noise * plan.noise_multiplier)
     return lambda optimizer: kind(
         private_steps.round_of(weaker, strategy),
         sums,

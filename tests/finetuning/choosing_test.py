@@ -67,7 +67,7 @@ def test_bands_sizes_and_noise_of_turns_are_chosen_together():
     chosen = _choose(_options(sampling="cyclic", compute_budget=64, target_epsilon=8.0))
     assert choosing.needs_proxies(_options(sampling="cyclic", compute_budget=64))
     plan = chosen.privacy
-    assert plan.cyclic.num_groups > 1 and 7.9 < plan.epsilon_after(100) <= 8.0
+    assert plan.participation.cyclic.num_groups > 1 and 7.9 < plan.epsilon_after(100) <= 8.0
     assert chosen.group_size * plan.clients_per_round == pytest.approx(64)
     assert "1 band" in chosen.reasons[0] and "a step's average" in chosen.reasons[0]
     assert chosen.facts["group_size_source"].startswith("by the least noise")
@@ -88,8 +88,11 @@ def test_turns_of_examples_have_the_pool_that_is_asked_for():
     chosen = _choose(options)
     assert chosen.caveats[0].startswith("The size of the pool, 7000, determines")
     plan = chosen.privacy
-    assert plan.pool.size == 250 * (4 + 3 * 8) and plan.cyclic.num_groups == 4
-    assert plan.cyclic.sampling_probability == pytest.approx(64 * 4 / 7000)
+    assert (
+        plan.participation.pool.size == 250 * (4 + 3 * 8)
+        and plan.participation.cyclic.num_groups == 4
+    )
+    assert plan.participation.cyclic.sampling_probability == pytest.approx(64 * 4 / 7000)
     assert run_privacy.rows_per_unit(plan, 8) == 1
     with pytest.raises(ValueError, match="cohort_size=1001|exceeds the 1000 users"):
         _choose(_options(sampling="cyclic", group_size=1, cohort_size=1001))
@@ -218,8 +221,8 @@ def test_passes_sample_nothing_and_correlate_the_noise():
     chosen = _choose(options)
     plan = chosen.privacy
     assert isinstance(plan, mechanism_plan.MechanismPlan) and plan.clients_per_round == 20
-    assert plan.schema.min_sep == 50 and plan.schema.max_participations == 2
-    assert plan.delta == 1e-6 and plan.data_in_one_place
+    assert plan.declared.min_sep == 50 and plan.declared.max_participations == 2
+    assert plan.delta == 1e-6 and plan.participation.data_in_one_place
     assert 3.9 < plan.epsilon_after(100) <= 4.0
     assert "everybody once in 50 steps" in chosen.reasons[-1]
     assert chosen.facts["group_size"] == 2

@@ -8,7 +8,7 @@ import pytest
 from tff_dpftrl.accounting import dp_fedavg, facts, guarantee, statement_text
 from tff_dpftrl.mechanisms import tree
 from tff_dpftrl.participation import observed, schema
-from tff_dpftrl.runs import privacy, simulated_run
+from tff_dpftrl.runs import participants, privacy, simulated_run
 
 _DEPLOYMENT = simulated_run.Deployment(report_goal=100, population=2000)
 _COMMON = {
@@ -21,6 +21,7 @@ _COMMON = {
 _DP_FTRL = privacy.DpFtrl(mechanism="tree", noise_multiplier=6.0, **_COMMON)
 _SAMPLED = privacy.DpFedAvg(algorithm="dp-fedavg", noise_multiplier=2.0, **_COMMON)
 _REAL_SCHEMA = schema.MinSep(40, 20, 2)
+_TURNS = participants.Turns(2000, 100, _REAL_SCHEMA)
 _OWN_SCHEMA = schema.MinSep(40, 12, 4)  # 60 users, 5 a round.
 
 
@@ -45,7 +46,7 @@ def test_noise_is_scaled_with_the_cohort_and_each_epsilon_is_of_its_own_run():
     plan = _DP_FTRL.plan(60, 1000)
     # The same noise on the average of 5 as 6.0 is on that of 100.
     assert plan.noise_multiplier / 5 == pytest.approx(6.0 / 100, rel=1e-12)
-    assert plan.declared == _OWN_SCHEMA and plan.wanted_schema == _REAL_SCHEMA
+    assert plan.declared == _OWN_SCHEMA and plan.simulated.participation.declared == _REAL_SCHEMA
     assert plan.simulated.epsilon == _epsilon(6.0, _REAL_SCHEMA)
     assert plan.epsilon_after(40) == pytest.approx(_epsilon(0.3, _OWN_SCHEMA), rel=1e-12)
     assert plan.epsilon_after(40) > 50 * plan.simulated.epsilon
@@ -75,9 +76,14 @@ def test_a_target_and_a_stride_are_of_the_run_that_is_simulated():
         mechanism="tree", target_epsilon=3.0, min_sep=15, max_participations=3, **_COMMON
     )
     plan = asked.plan(60, 1000)
-    assert plan.wanted_schema == schema.MinSep(40, 15, 3) and plan.declared == _OWN_SCHEMA
+    assert (
+        plan.simulated.participation.declared == schema.MinSep(40, 15, 3)
+        and plan.declared == _OWN_SCHEMA
+    )
     assert 2.99 < plan.simulated.epsilon <= 3.0
-    assert plan.simulated.epsilon == _epsilon(plan.simulated.noise_multiplier, plan.wanted_schema)
+    assert plan.simulated.epsilon == _epsilon(
+        plan.simulated.noise_multiplier, plan.simulated.participation.declared
+    )
 
 
 @pytest.mark.parametrize("privacy", [_DP_FTRL, _SAMPLED], ids=["dp-ftrl", "dp-fedavg"])
@@ -93,7 +99,7 @@ def test_a_resumed_plan_is_the_same(privacy):
 def test_sampled_cohorts_are_scaled_alike():
     plan = _SAMPLED.plan(60, 1000)
     assert plan.noise_multiplier == pytest.approx(2.0 * 5 / 100)
-    assert plan.sampling_probability == 5 / 60
+    assert plan.participation.sampling_probability == 5 / 60
     real = dp_fedavg.DpFedAvg(100 / 2000, 2.0, 40).epsilon(1e-6)
     assert plan.simulated.epsilon == real
     assert _statement(plan).parameters["simulated_epsilon"] == real
@@ -103,7 +109,7 @@ def test_sampled_cohorts_are_scaled_alike():
 
 
 def test_a_promise_has_no_more_noise_and_no_smaller_delta_than_the_run():
-    run = simulated_run.SimulatedRun(_DEPLOYMENT, 40, "in turns", 2 / 3, 1.0, 1000**-1.1)
+    run = simulated_run.SimulatedRun(_DEPLOYMENT, _TURNS, 2 / 3, 1.0, 1000**-1.1)
     said = "noise multiplier 0.666666 would have ε = 1 at δ = 0.000501188"
     assert run.promise().endswith(said)
 

@@ -43,7 +43,9 @@ def test_noise_and_epsilon_are_those_of_the_paper(row):
     given, stddev, printed = _PRINTED[row]
     plan = _config(**given).privacy().plan(_USERS, 1_350_000)
     assert plan.noise_multiplier * plan.clip_norm / plan.clients_per_round == stddev
-    rounds = dp_fedavg.DpFedAvg(plan.sampling_probability, plan.noise_multiplier, plan.num_rounds)
+    rounds = dp_fedavg.DpFedAvg(
+        plan.participation.sampling_probability, plan.noise_multiplier, plan.num_rounds
+    )
     by_moments = rounds.epsilon_moments_accountant(plan.delta)
     if row.startswith("Table"):
         assert round(by_moments, 3) == printed

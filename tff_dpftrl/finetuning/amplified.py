@@ -299,7 +299,10 @@ def curve(asked: Amplified, users: example_sampling.Users) -> list[PlannedAmplif
     asked.check_turns(users)
     return [
         PlannedAmplified(
-            dataclasses.replace(asked, bands=amplified_banded.num_bands(plan.strategy)), plan
+            dataclasses.replace(
+                asked, bands=amplified_banded.num_bands(run_privacy.strategy_of(plan))
+            ),
+            plan,
         )
         for plan in asked.asked(users, clip_norm=1.0).curve(len(users))
     ]

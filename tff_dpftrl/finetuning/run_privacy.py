@@ -47,9 +47,9 @@ SWAMPED = 2.0
 
 It is larger than for federated rounds (`runs.mechanism_plan.SWAMPED`). A pretrained model needs
 small changes only, and Adam divides by the gradient's size, so that noise does not lengthen its
-steps. Noisier runs have not been tested. A transformer of 361,124 weights improved in each run of 60 steps
-of Adam on commit messages by author, from a loss of 5.04 nats a word: by 0.24 at a ratio of 1.93
-(independent noise, ε = 1, 32 users in a step), by 0.17 at 1.62 (passes, ε = 1, 64 users).
+steps. Noisier runs have not been tested. A transformer of 361,124 weights improved in each run of
+60 steps of Adam on commit messages by author, from a loss of 5.04 nats a word: by 0.24 at a ratio
+of 1.93 (independent noise, ε = 1, 32 users in a step), by 0.17 at 1.62 (passes, ε = 1, 64 users).
 """
 
 

@@ -440,6 +440,8 @@ class MechanismPlan:
         facts: facts_lib.Facts,
         charge_all_rounds: bool,
     ) -> statement.PrivacyStatement:
+        strategy = self.strategy
+        assert strategy is not None
         charged = self.num_rounds if charge_all_rounds else seen.num_rounds
         rounds, epsilon = self._rounds(charged), self._spent(charged)
         parameters: dict[str, statement.Scalar] = {
@@ -463,7 +465,7 @@ class MechanismPlan:
             delta=self.delta,
             **drawn.says(self.unit_of_privacy),
             seed_is_known=self.deterministic_seed is not None,
-            claimed_by_author=not serialization.is_built_in(self.strategy),
+            claimed_by_author=not serialization.is_built_in(strategy),
             profile=self._profile(drawn, charged, rounds, epsilon) if self.has_guarantee else (),
             others=self.others,
             weights=None if isinstance(rounds, parts.GaussianRounds) else rounds,

@@ -283,7 +283,7 @@ class Sampled(Participation):
             f"{self.cyclic.sentence(unit, sampled='example in the pool')}"
         )
 
-    def says(self, unit: statement.UnitOfPrivacy) -> dict[str, str]:
+    def says(self, unit: statement.UnitOfPrivacy) -> dict[str, Any]:
         """Returns the sentences of a `statement.SampledClaim`."""
         has_pool = self.pool is not None
         return {
@@ -376,7 +376,7 @@ class FedAvgCohorts(Sampled):
         )
 
     @override
-    def says(self, unit: statement.UnitOfPrivacy) -> dict[str, str]:
+    def says(self, unit: statement.UnitOfPrivacy) -> dict[str, Any]:
         return {
             "accounting": "Privacy loss distribution of the Poisson-sampled Gaussian mechanism, "
             "composed over the rounds.",

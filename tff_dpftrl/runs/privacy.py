@@ -104,7 +104,7 @@ class Privacy(abc.ABC):
         Raises:
           ValueError: If the population cannot keep what is asked for.
         """
-        self.check(num_clients)
+        Privacy.check(self, num_clients)  # No cohorts of a task's devices are drawn.
         wanted = self._wanted(num_clients)
         made = self._of(wanted, self._strategy(wanted.declared), self.noise_multiplier or 0.0)
         if self.target_epsilon is not None:
@@ -147,12 +147,15 @@ class Privacy(abc.ABC):
             return self._own(num_clients)
         self.deployment.scale(self.clients_per_round)
         try:
-            return self._drawn(self.deployment.population, self.deployment.report_goal)
+            drawn = self._drawn(self.deployment.population, self.deployment.report_goal)
+            if isinstance(drawn, participants.Turns):
+                drawn.sampler(seed=0)  # No cohorts of it are ever drawn, which would check it.
         except ValueError as error:
             raise validation.UsageError(
                 "In the run that is simulated, where clients_per_round is simulate_report_goal "
                 f"and simulate_population says how many clients there are: {error}"
             ) from error
+        return drawn
 
     @property
     def _wanted_per_round(self) -> int:
@@ -257,6 +260,7 @@ class DpFtrl(Privacy):
     @override
     def check(self, num_clients: int) -> None:
         super().check(num_clients)
+        self._own(num_clients).sampler(seed=0)
         if self.strategy_file is not None:
             zoo.find(self.strategy_file)
 
@@ -280,9 +284,7 @@ class DpFtrl(Privacy):
             most = cohorts.implied_participations(num_clients, clients_per_round, self.num_rounds)
         if most is not None:
             schema = dataclasses.replace(schema, max_participations=most)
-        turns = participants.Turns(num_clients, clients_per_round, schema, self.data_in_one_place)
-        turns.sampler(seed=0)  # Refuses what the clients cannot keep.
-        return turns
+        return participants.Turns(num_clients, clients_per_round, schema, self.data_in_one_place)
 
     @override
     def _strategy(self, schema: schema_lib.MinSep) -> strategy_lib.Strategy | None:
@@ -391,13 +393,11 @@ class Amplified(Privacy):
     min_sep: int | None = None
     pool: participants.Pool | None = None
 
-    @override
-    def check(self, num_clients: int) -> None:
+    def __post_init__(self):
         if self.pool is not None and self.sampling != _CYCLIC:
             raise validation.UsageError(
                 f"pool is for sampling {_CYCLIC!r}, not for {self.sampling!r}: leave it out."
             )
-        super().check(num_clients)
 
     @override
     def plan(self, num_clients: int, num_parameters: int) -> mechanism_plan.MechanismPlan:
