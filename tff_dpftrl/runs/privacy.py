@@ -29,12 +29,9 @@ from tff_dpftrl.participation import sampling as sampling_lib
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import mechanism_plan, participants, simulated_run
 
-SAMPLINGS = tuple(
-    one.kind
-    for one in (sampling_lib.CyclicPoisson, sampling_lib.BallsInBins, sampling_lib.MinSepPoisson)
-)
+SAMPLINGS = (sampling_lib.CyclicPoisson.kind, sampling_lib.BallsInBins.kind)
 """Names of the samplings."""
-_CYCLIC, _BINS, _MIN_SEP = SAMPLINGS
+_CYCLIC, _BINS = SAMPLINGS
 
 _BANDED = ("bandtoep", "bandmf", "bandfhu", "identity")
 """Mechanisms with a banded C: one unit's rounds share no noise if they are as far apart."""
@@ -378,10 +375,9 @@ class Amplified(Privacy):
       sampling: One of `SAMPLINGS`.
       mechanism: A key of `mechanisms.table.MECHANISMS`.
       strategy_file: File of a strategy, or a name of the zoo, instead of a mechanism.
-      min_sep: Smallest stride of a client: the number of groups of cyclic sampling (the bands of
-        the strategy if None), or the b of b-min-sep. Bins follow from `clients_per_round`. If
-        neither is given, nor the bands of "bandtoep", those of least noise at `target_epsilon` are
-        taken.
+      min_sep: Number of groups of cyclic sampling, and so the smallest stride of a client; the
+        bands of the strategy if None. Bins follow from `clients_per_round`. If neither is given,
+        nor the bands of "bandtoep", those of least noise at `target_epsilon` are taken.
       pool: Examples that are sampled, with cyclic sampling, so that `clients_per_round` is a number
         of examples; None if clients are.
     """
@@ -473,10 +469,7 @@ class Amplified(Privacy):
                 f"different clients need more than the {num_clients} there are: lower it to "
                 f"{most}, or clients_per_round to {num_clients // stride}."
             )
-        kind = sampling_lib.CyclicPoisson
-        if self.sampling == _MIN_SEP:
-            kind = sampling_lib.MinSepPoisson
-        drawn = kind.for_cohorts(
+        drawn = sampling_lib.CyclicPoisson.for_cohorts(
             self.num_rounds, stride, num_clients=num_clients, clients_per_round=clients_per_round
         )
         return participants.Sampled.of(drawn, num_clients)
@@ -491,18 +484,17 @@ class Amplified(Privacy):
                 )
             return None
         bands = self._bands()
-        if self.sampling == _CYCLIC:
-            if bands is None and self.strategy_file is None and self.mechanism not in _BANDED:
-                raise validation.UsageError(
-                    f"sampling 'cyclic' needs a banded matrix, which mechanism {self.mechanism!r} "
-                    f"has not: take mechanism {', '.join(_BANDED[:-1])} with bands=8, say, or "
-                    "identity; or sampling 'bins', which takes any mechanism."
-                )
-            if bands is not None and self.min_sep is not None and self.min_sep < bands:
-                raise validation.UsageError(
-                    f"min_sep={self.min_sep} groups are fewer than the {bands} bands, so that one "
-                    f"client's rounds would share noise: raise min_sep to {bands}, or lower bands."
-                )
+        if bands is None and self.strategy_file is None and self.mechanism not in _BANDED:
+            raise validation.UsageError(
+                f"sampling 'cyclic' needs a banded matrix, which mechanism {self.mechanism!r} "
+                f"has not: take mechanism {', '.join(_BANDED[:-1])} with bands=8, say, or "
+                "identity; or sampling 'bins', which takes any mechanism."
+            )
+        if bands is not None and self.min_sep is not None and self.min_sep < bands:
+            raise validation.UsageError(
+                f"min_sep={self.min_sep} groups are fewer than the {bands} bands, so that one "
+                f"client's rounds would share noise: raise min_sep to {bands}, or lower bands."
+            )
         stride = bands if self.min_sep is None else self.min_sep
         if stride is None and self._leaves_bands_open:
             stride = 1  # Any population has it.
@@ -517,8 +509,7 @@ class Amplified(Privacy):
     def _bands(self) -> int | None:
         """Returns the bands that are known before the strategy is built; None if none are."""
         if self.strategy_file is not None:
-            loaded = zoo.find(self.strategy_file)
-            return None if self.sampling != _CYCLIC else amplified_banded.num_bands(loaded)
+            return amplified_banded.num_bands(zoo.find(self.strategy_file))
         if self.mechanism == "identity":
             return 1
         return self.options.bands if self.mechanism in _BANDED else None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Algorithm = Literal["dp-ftrl", "dp-fedavg", "dp-fedsgd"]
 Mechanism = Literal[(*table.runnable(), "none")]
-Sampling = Literal["cyclic", "bins", "b-min-sep"]
+Sampling = Literal["cyclic", "bins"]
 Estimator = Literal["fixed-denominator", "clipped-denominator"]
 
 _option = language_config.option
@@ -132,9 +132,8 @@ class TrainingConfig(language_config.LanguageConfig):
         None,
         "Secret sampling of users beside correlated noise, for data that one party holds whole. "
         "cyclic: groups take turns, and a round is a Poisson sample of the group; needs a banded "
-        "mechanism. bins: each user is in every round of a bin. b-min-sep: Poisson samples of the "
-        "users who were not in the last rounds. min_sep is the number of groups, or the b. For "
-        "dp-ftrl and dp-fedavg.",
+        "mechanism. bins: each user is in every round of a bin. min_sep is the number of groups. "
+        "For dp-ftrl and dp-fedavg.",
         "privacy",
     )
     mechanism: Mechanism = _option(
@@ -422,7 +421,7 @@ class TrainingConfig(language_config.LanguageConfig):
                 beside = self.algorithm == "dp-fedavg" and name in _CORRELATED_ONLY
                 raise validation.UsageError(
                     f"{name} applies to algorithm {others} only, not {self.algorithm!r}: leave it "
-                    f"out{', or give sampling cyclic, bins or b-min-sep' if beside else ''}."
+                    f"out{', or give sampling cyclic or bins' if beside else ''}."
                 )
         if self.restart_optimizer and not self.adaptive_clipping:
             raise validation.UsageError(
