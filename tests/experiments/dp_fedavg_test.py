@@ -7,7 +7,7 @@ import pytest
 
 from experiments import make
 from tff_dpftrl.cli import main, sweep
-from tff_dpftrl.runs import mechanism_plan
+from tff_dpftrl.runs import participants
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import folder, running
 
@@ -68,7 +68,7 @@ def test_cohorts_of_ten_have_the_noise_of_those_they_stand_for(cells_of):
     }
     assert list(plans) == [100, 1250, 5000]
     for goal, plan in plans.items():
-        assert isinstance(plan, mechanism_plan.MechanismPlan)
+        assert isinstance(plan.participation, participants.FedAvgCohorts)
         stddev = plan.noise_multiplier * plan.clip_norm / plan.clients_per_round
         assert stddev == pytest.approx(plan.clip_norm / goal)  # z = 1
         assert plan.simulated.deployment.population == 763_430

@@ -11,7 +11,7 @@ from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import workload
 from tff_dpftrl.participation import observed
-from tff_dpftrl.runs import mechanism_plan
+from tff_dpftrl.runs import participants
 
 _USERS = example_sampling.of_sizes(np.tile([4, 16, 16, 60], 250))
 # As measured from docstrings to commit messages (a transformer of 0.9M weights).
@@ -220,7 +220,7 @@ def test_passes_sample_nothing_and_correlate_the_noise():
     )
     chosen = _choose(options)
     plan = chosen.privacy
-    assert isinstance(plan, mechanism_plan.MechanismPlan) and plan.clients_per_round == 20
+    assert isinstance(plan.participation, participants.Turns) and plan.clients_per_round == 20
     assert plan.declared.min_sep == 50 and plan.declared.max_participations == 2
     assert plan.delta == 1e-6 and plan.participation.data_in_one_place
     assert 3.9 < plan.epsilon_after(100) <= 4.0
