@@ -191,7 +191,7 @@ def test_a_plan_goes_on_from_what_it_recorded():
         plan = _planned(**changes)
         derived = json.loads(json.dumps({**plan.derived(), "clip_norm": 1.0}))
         again = amplified.resumed(derived, len(_USERS), deterministic_seed=None)
-        assert dataclasses.replace(again, strategy=plan.strategy) == plan
+        assert again.with_noise(strategy=plan.strategy) == plan
         assert again.epsilon_after(60) == plan.epsilon_after(60)
     rule = workload.UpdateRule(momentum=0.9).workload(60)
     of_models = _asked(bands=4).asked(_USERS, clip_norm=1.0, workload=rule).plan(len(_USERS), 1)

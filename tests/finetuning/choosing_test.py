@@ -238,7 +238,7 @@ def test_passes_are_optimised_for_the_models_of_the_optimizer():
     assert made.model_workload == rule.workload(100)
     plan = _choose(made).privacy
     sums = _choose(_options(**given, **options)).privacy
-    losses = [one.strategy.max_loss(one.schema, made.model_workload) for one in (plan, sums)]
+    losses = [one.strategy.max_loss(one.declared, made.model_workload) for one in (plan, sums)]
     assert losses[0] < 0.99 * losses[1]
     sampled = given | {"sampling": "cyclic", "bands": 4, "compute_budget": 64}
     turns, of_sums = (

@@ -64,7 +64,7 @@ _PROFILE = (0.0, 0.1, 0.3, 0.6)
 
 @dataclasses.dataclass(frozen=True)
 class Clipping:
-    """How the updates are clipped.
+    """Clipping of the updates.
 
     Attributes:
       norm: L2 norm that an update is clipped to, the first one if it is learned or changes.
@@ -96,7 +96,7 @@ class Clipping:
 
 @dataclasses.dataclass(frozen=True)
 class Noise:
-    """What noise the sums get.
+    """Noise of the sums.
 
     Attributes:
       strategy: The strategy matrix, restarts included; None without clipping and noise.

@@ -46,7 +46,7 @@ class Pool:
 
 @dataclasses.dataclass(frozen=True)
 class Participation(abc.ABC):
-    """Who takes part in which round.
+    """Participation: who is in which round.
 
     Attributes:
       num_clients: Number of clients.
@@ -72,7 +72,7 @@ class Participation(abc.ABC):
     @property
     @abc.abstractmethod
     def clause(self) -> str:
-        """How often a client takes part, a clause."""
+        """Clause on how often a client takes part."""
 
     @abc.abstractmethod
     def sampler(self, seed: int) -> cohorts.CohortSampler:
