@@ -277,7 +277,7 @@ def test_of_steps_that_cannot_be_replayed_nobody_says_what_a_unit_adds():
 def test_what_cannot_be_audited_is_refused():
     with pytest.raises(ValueError, match="row_splits must have one unit at least"):
         _audit(_build(_SAMPLED, _GHOST), counts=())
-    silent = dataclasses.replace(_SAMPLED, noise_multiplier=0.0)
+    silent = _SAMPLED.with_noise(multiplier=0.0)
     with pytest.raises(ValueError, match="plan has no noise"):
         _audit(_build(_SAMPLED, _GHOST), silent)
 

@@ -78,4 +78,7 @@ def test_a_change_halfway_costs_nothing(cells_of):
     cells = [cell for cell in cells_of("dp_fedavg_schedule") if cell.config.seed == 0]
     plans = [cell.config.privacy().plan(_USERS, _PARAMETERS) for cell in cells]
     assert len({plan.simulated.epsilon for plan in plans}) == 1
-    assert plans[0].clip_norms == 10.0 and plans[1].clip_norms == (10.0,) * 75 + (1.0,) * 75
+    assert (
+        plans[0].clipping.norms(150) == 10.0
+        and plans[1].clipping.norms(150) == (10.0,) * 75 + (1.0,) * 75
+    )

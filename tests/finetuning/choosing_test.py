@@ -248,7 +248,7 @@ def test_passes_are_optimised_for_the_models_of_the_optimizer():
     losses = [one.strategy.rms_error(100, made.model_workload) for one in (turns, of_sums)]
     norms = [np.linalg.norm(one.strategy.coefficients) for one in (turns, of_sums)]
     assert losses[0] * norms[0] < 0.99 * losses[1] * norms[1]
-    assert turns.workload == made.model_workload and of_sums.workload is None
+    assert turns.noise.workload == made.model_workload and of_sums.noise.workload is None
     for changes, message in (
         ({"sampling": "user", "cohort_size": 9}, "workload 'auto' is for correlated noise"),
         ({"mechanism": "tree"}, "workload 'auto' is for the mechanism blt or .* not for tree"),
