@@ -294,10 +294,10 @@ def test_options_of_mechanisms_do_not_go_with_a_file(tmp_path):
         _run(*common, "--rounds", "20", "--min-sep", "2")
 
 
-@pytest.mark.parametrize("command", ["account", "calibrate"])
+@pytest.mark.parametrize("command", ["account", "plan"])
 def test_a_large_delta_is_warned_of_and_one_is_refused(command, capsys):
     flags = [*_ES_ES]
-    if command == "calibrate":
+    if command == "plan":
         flags[flags.index("--noise-multiplier") : flags.index("--noise-multiplier") + 2] = []
         flags += ["--target-rho", "0.1"]
     for delta, warned in (("1e-10", False), ("1e-3", False), ("2e-3", True)):
