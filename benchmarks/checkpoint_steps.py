@@ -131,7 +131,7 @@ def _private(
     import numpy as np
     import tensorflow as tf
 
-    from tff_dpftrl.finetuning import example_sampling, ghost, private_steps, run_privacy
+    from tff_dpftrl.finetuning import example_sampling, ghost, private_steps
     from tff_dpftrl.finetuning import plan as plan_lib
     from tff_dpftrl.mechanisms import identity
 
@@ -145,7 +145,7 @@ def _private(
         noise_multiplier=1.0,
         delta=1e-5,
     )
-    private = run_privacy.SampledFinetuning.of(plan, clip_norm=1.0, deterministic_seed=None)
+    private = plan.of_run(clip_norm=1.0, deterministic_seed=None)
     steps = private_steps.PrivateSteps(
         private_steps.round_of(private, identity.Identity()),
         ghost.fastest_clipped_sum(

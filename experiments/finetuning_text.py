@@ -239,9 +239,7 @@ class Corpus:
             delta=self._delta(cell),
             users_scale=cell.users_scale,
         )
-        return run_privacy.SampledFinetuning.of(
-            made, clip_norm=clip_norm, deterministic_seed=cell.seed
-        )
+        return made.of_run(clip_norm=clip_norm, deterministic_seed=cell.seed)
 
     def _turns(self, cell: Cell) -> tuple[int, int, mechanism_plan.MechanismPlan]:
         """G, M and privacy of least noise, relative to the gradients, of users' turns."""
@@ -296,10 +294,7 @@ class Corpus:
                 loss = self._evaluate(state)["loss"]
                 course[f"loss after {step + 1}"] = f"{loss:.5g}"
         measured = self._evaluate(state)
-        if isinstance(private, run_privacy.SampledFinetuning):
-            relative = private.plan.noise_of_average
-        else:
-            relative = run_privacy.noise_of_average(private)
+        relative = run_privacy.noise_of_average(private)
         relative *= self.proxies.gradient_norms(rows)
         return {
             **key(cell),

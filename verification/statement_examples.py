@@ -132,7 +132,7 @@ def _finetuning(sampling: str, facts: facts_lib.Facts = _FACTS) -> statement.Pri
         noise_multiplier=1.0,
         delta=1e-7,
     )
-    run = run_privacy.SampledFinetuning.of(plan, clip_norm=0.5, deterministic_seed=None)
+    run = plan.of_run(clip_norm=0.5, deterministic_seed=None)
     exact = run_privacy.METRICS_NOT_COVERED
     return _of_run(run, min_sep=1, times=12, facts=facts, exact=exact)
 

@@ -14,7 +14,6 @@ from tff_dpftrl.finetuning import (
     example_sampling,
     ghost,
     private_steps,
-    run_privacy,
 )
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import identity
@@ -30,19 +29,15 @@ _TRANSFORMER = transformer.Transformer(
 )
 _ADAPTERS = low_rank.LowRank(_TRANSFORMER, _TRANSFORMER.initial_weights(0), 2)
 
-_SAMPLED = run_privacy.SampledFinetuning.of(
-    plan_lib.make_plan(
-        example_sampling.of_sizes([4] * 100),
-        sampling="user",
-        group_size=2,
-        expected_units=10.0,
-        num_steps=_NUM_STEPS,
-        noise_multiplier=1.0,
-        delta=1e-5,
-    ),
-    clip_norm=_CLIP,
-    deterministic_seed=None,
-)
+_SAMPLED = plan_lib.make_plan(
+    example_sampling.of_sizes([4] * 100),
+    sampling="user",
+    group_size=2,
+    expected_units=10.0,
+    num_steps=_NUM_STEPS,
+    noise_multiplier=1.0,
+    delta=1e-5,
+).of_run(clip_norm=_CLIP, deterministic_seed=None)
 _PASSES = privacy.DpFtrl(
     num_rounds=_NUM_STEPS,
     clients_per_round=10,

@@ -20,6 +20,7 @@ from tff_dpftrl.finetuning import (
     group_size,
     passes,
     run_privacy,
+    ways,
 )
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import workload
@@ -63,7 +64,7 @@ def test_the_chosen_bands_have_no_more_noise_than_sampling_and_than_passes(epsil
     assert noise[0] == pytest.approx(by_sampling, rel=1e-3)
     assert (
         curve[-1].plan.participation.cyclic.sampling_probability == 1.0
-        and curve[-1].name == "20 bands, a pass"
+        and amplified.name_of(curve[-1]) == "20 bands, a pass"
     )
     chosen = _asked(target_epsilon=epsilon).with_bands(_USERS).bands
     least = min(noise)
@@ -202,7 +203,7 @@ def test_a_plan_goes_on_from_what_it_recorded():
 
 def test_everybody_of_a_bin_comes_at_each_of_its_turns():
     asked = _asked(sampling="bins", noise_multiplier=9.0, mechanism="bandtoep", bands=8)
-    planned = amplified.PlannedAmplified(asked, _planned(**dataclasses.asdict(asked)))
+    planned = ways.Way(_planned(**dataclasses.asdict(asked)), 4, asked)
     plan = planned.plan
     assert not asked.chooses_bands and plan.participation.sampling.num_bins == 20
     batches = passes.batches_of(plan, _USERS, 4, 3)
@@ -243,7 +244,13 @@ def test_choices_have_all_splits_and_the_best_is_the_least():
     assert sizes == {(1, 64), (2, 32)}
     curve = amplified.least_by_bands(plans, norms)
     # A point for each power of two up to the next one, and one for passes.
-    assert [one.asked.bands.bit_length() for one in curve if not one.is_pass] == [1, 2, 3, 4, 5]
+    names = map(amplified.name_of, curve)
+    found = [
+        one.asked.bands.bit_length()
+        for name, one in zip(names, curve, strict=True)
+        if "a pass" not in name
+    ]
+    assert found == [1, 2, 3, 4, 5]
     least = amplified.best(plans, norms)
     assert least.relative_noise(norms) == min(one.relative_noise(norms) for one in curve)
     for one in plans[:3]:
@@ -266,9 +273,7 @@ def test_the_share_of_examples_used_is_that_of_batches():
     users = example_sampling.of_sizes([1, 6, 20] * 40)
     for unit in ("user", "example"):
         asked = _asked(bands=3, units_per_step=12, num_steps=10, sampled_unit=unit)
-        planned = amplified.PlannedAmplified(
-            asked, asked.asked(users, clip_norm=1.0).plan(len(users), 1)
-        )
+        planned = ways.Way(asked.asked(users, clip_norm=1.0).plan(len(users), 1), 4, asked)
         used = []
         for seed in range(60):
             batches, seen = passes.batches_of(planned.plan, users, 4, seed), set()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tff_dpftrl.accounting import facts as facts_lib
-from tff_dpftrl.finetuning import choosing, example_sampling, group_size, proxies, run_privacy
+from tff_dpftrl.finetuning import choosing, example_sampling, group_size, proxies, run_privacy, ways
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import workload
@@ -35,8 +35,8 @@ def test_what_is_given_is_taken_and_what_it_needs_is_known_beforehand():
     options = _options(sampling="user", group_size=8, cohort_size=50, clip_norm=0.3, delta=1e-6)
     assert not choosing.needs_proxies(options)
     chosen = choosing.choose(options, _USERS, None, num_parameters=1000)
-    plan = chosen.privacy.plan
-    assert (plan.sampling, plan.group_size, plan.expected_units) == ("user", 8, 50)
+    plan = chosen.privacy
+    assert (plan.sampling, plan.group_size, plan.clients_per_round) == ("user", 8, 50)
     assert chosen.privacy.clip_norm == 0.3 and plan.epsilon <= 4.0 and plan.delta == 1e-6
     assert plan.sampling_probability == 50 / 1000
     assert chosen.facts["clip_norm_source"] == "given" and chosen.not_covered == ()
@@ -76,7 +76,7 @@ def test_bands_sizes_and_noise_of_turns_are_chosen_together():
     )
     # No sampling of users by itself has as little noise for the gradient's size.
     alone = _choose(_options(sampling="user", compute_budget=64, target_epsilon=8.0))
-    by_users = alone.privacy.plan.relative_noise(_NORMS)
+    by_users = ways.Way(alone.privacy, alone.privacy.group_size).relative_noise(_NORMS)
     assert run_privacy.noise_of_average(plan) * _NORMS(chosen.group_size) < by_users
 
 
@@ -101,7 +101,7 @@ def test_turns_of_examples_have_the_pool_that_is_asked_for():
 def test_half_of_the_budget_is_the_other_half():
     by_group = _choose(_options(sampling="user", compute_budget=256, group_size=4))
     by_cohort = _choose(_options(sampling="user", compute_budget=256, cohort_size=64))
-    assert by_group.privacy.plan.expected_units == 64
+    assert by_group.privacy.clients_per_round == 64
     assert by_cohort.group_size == 4
     # Half of L(4) = 5.128, two digits.
     assert by_group.privacy.clip_norm == 2.6
@@ -131,16 +131,18 @@ def test_estimate_and_double_decides_for_users():
         len(_USERS), num_steps=100, target_epsilon=4.0, delta=chosen.privacy.delta
     )
     best = group_size.best_split(_NORMS, sigma, compute_budget=1024, num_users=len(_USERS))
-    plan = chosen.privacy.plan
-    assert (plan.group_size, plan.expected_units) == (best.group_size, best.cohort_size)
+    plan = chosen.privacy
+    assert (plan.group_size, plan.clients_per_round) == (best.group_size, best.cohort_size)
     assert "Estimate-and-Double" in chosen.reasons[0]
-    assert plan.group_size_epsilon == 0.0 and not plan.group_size_is_exact
+    assert (
+        plan.participation.group_size_epsilon == 0.0 and not plan.participation.group_size_is_exact
+    )
     # It is the cohort that was judged, not what is left of an odd budget.
-    odd = _choose(_options(sampling="user", compute_budget=1100)).privacy.plan
-    assert (odd.group_size, odd.expected_units) == (plan.group_size, plan.expected_units)
+    odd = _choose(_options(sampling="user", compute_budget=1100)).privacy
+    assert (odd.group_size, odd.clients_per_round) == (plan.group_size, plan.clients_per_round)
     few = example_sampling.of_sizes([5] * 48)
     small = choosing.choose(_options(sampling="user", compute_budget=60), few, _public(), 10)
-    assert small.privacy.plan.expected_units == 32
+    assert small.privacy.clients_per_round == 32
     with pytest.raises(ValueError, match="begins with 32 users in a step, and there are 10"):
         choosing.largest_group(options, 10)
 
@@ -149,10 +151,10 @@ def test_estimate_and_double_decides_for_users():
 def test_a_declared_number_of_users_is_the_one_that_counts():
     # With so many users the cohort can grow further before the noise of its average falls.
     options = {"sampling": "user", "compute_budget": 1024, "target_epsilon": 1.0, "delta": 1e-6}
-    counted = _choose(_options(**options)).privacy.plan
-    declared = _choose(_options(**options, declared_units=100_000)).privacy.plan
-    assert declared.expected_units > counted.expected_units
-    assert declared.sampling_probability == declared.expected_units / 100_000
+    counted = _choose(_options(**options)).privacy
+    declared = _choose(_options(**options, declared_units=100_000)).privacy
+    assert declared.clients_per_round > counted.clients_per_round
+    assert declared.sampling_probability == declared.clients_per_round / 100_000
 
 
 @pytest.mark.parametrize(
@@ -167,18 +169,18 @@ def test_the_private_median_is_charged_whichever_is_taken(sizes, sampling):
     users = example_sampling.of_sizes(sizes * 1000)
     options = _options(sampling="auto", compute_budget=32, group_size_epsilon=0.5)
     chosen = choosing.choose(options, users, _public(), num_parameters=1000)
-    plan = chosen.privacy.plan
+    plan = chosen.privacy
     assert plan.sampling == sampling
-    assert plan.group_size_epsilon == 0.5 and plan.epsilon <= 4.0
-    assert "private median" in plan.group_size_source
+    assert plan.participation.group_size_epsilon == 0.5 and plan.epsilon <= 4.0
+    assert "private median" in plan.participation.group_size_source
     assert "exact size of the pool" in chosen.not_covered[0]
 
 
 def test_examples_take_the_private_median():
     chosen = _choose(_options(sampling="example", compute_budget=256, group_size_epsilon=1.0))
-    plan = chosen.privacy.plan
+    plan = chosen.privacy
     assert (plan.sampling, plan.group_size) == ("example", 16)
-    assert plan.num_units == 250 * (4 + 16 + 16 + 16)
+    assert plan.participation.num_units == 250 * (4 + 16 + 16 + 16)
     assert chosen.privacy.clip_norm == 4.4  # Half of L(1), two digits.
     with pytest.raises(ValueError, match="exceeds the number of examples in the pool"):
         _choose(_options(sampling="example", compute_budget=100_000, group_size=16))
@@ -186,16 +188,19 @@ def test_examples_take_the_private_median():
 
 def test_a_drawn_group_size_refuses_nothing_since_that_would_show_the_draw():
     chosen = _choose(_options(sampling="example", compute_budget=100_000, group_size_epsilon=1.0))
-    plan = chosen.privacy.plan
-    assert (plan.expected_units, plan.num_units) == (1000, 250 * (4 + 16 + 16 + 16))
-    assert plan.group_size_epsilon == 1.0
+    plan = chosen.privacy
+    assert (plan.clients_per_round, plan.participation.num_units) == (
+        1000,
+        250 * (4 + 16 + 16 + 16),
+    )
+    assert plan.participation.group_size_epsilon == 1.0
     assert chosen.reasons[0] == (
         "A step expects 1000 examples, one for each user: the pool is below compute_budget."
     )
     alone = _options(sampling="example", compute_budget=256, group_size_epsilon=1.0, clip_norm=1.0)
     users = example_sampling.of_sizes([1] * 20)
-    plan = choosing.choose(alone, users, None, num_parameters=10).privacy.plan
-    assert plan.expected_units == plan.num_units == 20 and plan.epsilon <= 4.0
+    plan = choosing.choose(alone, users, None, num_parameters=10).privacy
+    assert plan.clients_per_round == plan.participation.num_units == 20 and plan.epsilon <= 4.0
 
 
 def test_the_private_median_has_a_seed_that_nobody_chose(monkeypatch):

@@ -76,14 +76,14 @@ def test_steps_and_delta_are_those_printed(name):
 def test_account_and_statement_agree(name, given, group, units, capsys):
     chosen = _chosen(name, **given.get(name, {}))
     plan = chosen.privacy.plan
-    assert plan.group_size * plan.expected_units == _config(name).compute_budget or given
-    assert group is None or (plan.group_size, plan.expected_units) == (group, units)
-    seen = observed.ObservedParticipation(plan.num_steps, 1, plan.num_steps, {})
+    assert plan.group_size * plan.clients_per_round == _config(name).compute_budget or given
+    assert group is None or (plan.group_size, plan.clients_per_round) == (group, units)
+    seen = observed.ObservedParticipation(plan.num_rounds, 1, plan.num_rounds, {})
     stated = chosen.privacy.statement(seen, facts_lib.Facts(), charge_all_rounds=True)
     assert 0.999 * 4.0 < stated.epsilon <= 4.0
     assert not main.main([
         "account", "--sampling", "poisson", "--noise-multiplier", str(plan.noise_multiplier),
-        "--sampling-probability", str(plan.sampling_probability), "--rounds", str(plan.num_steps),
+        "--sampling-probability", str(plan.sampling_probability), "--rounds", str(plan.num_rounds),
         "--group-size", str(plan.group_size if given else 1), "--delta", str(plan.delta),
         "--format", "json",
     ])  # fmt: skip

@@ -33,19 +33,19 @@ def _sampled(**options):
     plan = plan_lib.make_plan(
         users, sampling="user", group_size=2, expected_units=8, num_steps=6, delta=1e-4, **options
     )
-    return run_privacy.SampledFinetuning.of(plan, clip_norm=1.0, deterministic_seed=None)
+    return plan.of_run(clip_norm=1.0, deterministic_seed=None)
 
 
 def test_sampled_steps_cost_the_same_with_a_share_for_the_loss():
     before = _sampled(target_epsilon=6.0)
     plan = run_privacy.with_figures(before, None, 0.2, meets_target=True)
-    assert plan.plan.num_steps == 6 and plan.others == plan.plan.others != ()
+    assert plan.num_rounds == 6 and plan.others
     # Update and loss of a step are one Gaussian vector, as precise as the update was.
     both = plan.noise_multiplier**-2 + released_metrics.noise_of(plan) ** -2
     assert both == pytest.approx(before.noise_multiplier**-2, rel=1e-9)
     assert plan.epsilon_after(6) == pytest.approx(before.epsilon_after(6), rel=1e-6)
     derived = json.loads(json.dumps(plan.derived()))
-    again = run_privacy.SampledFinetuning.resumed(derived, deterministic_seed=None)
+    again = plan_lib.resumed(derived, deterministic_seed=None)
     assert again == plan
     without = run_privacy.with_figures(before, 1.0, None, meets_target=False)
     assert without.noise_multiplier == before.noise_multiplier

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from tff_dpftrl.accounting import facts
+from tff_dpftrl.accounting import facts, mixture_of_gaussians
 from tff_dpftrl.finetuning import example_sampling, run_privacy
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.participation import observed
@@ -19,22 +19,25 @@ def _made(seed=None, sampling="example", **options):
     plan = plan_lib.make_plan(
         _USERS, sampling=sampling, group_size=4, expected_units=64, num_steps=50, **noise
     )
-    return run_privacy.SampledFinetuning.of(plan, clip_norm=0.25, deterministic_seed=seed)
+    return plan.of_run(clip_norm=0.25, deterministic_seed=seed)
 
 
 @pytest.mark.parametrize("sampling", ["example", "user"])
 def test_a_resumed_run_has_the_same_plan(sampling):
     made = _made(sampling=sampling)
     kept = json.loads(json.dumps(made.derived()))
-    assert run_privacy.SampledFinetuning.resumed(kept, deterministic_seed=None) == made
+    assert plan_lib.resumed(kept, deterministic_seed=None) == made
     assert made.num_rounds == 50 and made.clients_per_round == 64 and made.clip_norm == 0.25
     assert made.needs_secret_cohorts and made.declared.max_participations == 50
 
 
 def test_epsilon_is_that_of_the_plan_and_none_where_there_is_none():
     made = _made()
+    drawn = made.participation.cyclic
+    pair = mixture_of_gaussians.els(made.noise_multiplier, drawn.sampling_probability, 4)
     assert [made.epsilon_after(t) for t in (0, 10, 50)] == [
-        made.plan.epsilon_after(t) for t in (0, 10, 50)
+        mixture_of_gaussians.epsilon(pair, num_steps=t, delta=made.delta) if t else 0.0
+        for t in (0, 10, 50)
     ]
     assert made.epsilon_after(10) < made.epsilon_after(50) <= 3.0
     for without in (_made(seed=3), _made(noise_multiplier=0.0)):
@@ -56,7 +59,7 @@ def test_noise_that_fine_tuning_gained_under_is_not_warned_of():
             num_steps=60,
             noise_multiplier=noise_multiplier,
         )
-        made = run_privacy.SampledFinetuning.of(plan, clip_norm=1.0, deterministic_seed=None)
+        made = plan.of_run(clip_norm=1.0, deterministic_seed=None)
         lines = startup.describe_plan(made, 361_124, unit="step", swamped=run_privacy.SWAMPED)
         assert any(line.startswith("Noise to signal: ") for line in lines)
         return [line for line in lines if line.startswith("Hint: the recorded runs")]

@@ -17,7 +17,7 @@ from tff_dpftrl.accounting import (
 )
 from tff_dpftrl.auditing.recount import arithmetic
 from tff_dpftrl.auditing.recount import terms as terms_lib
-from tff_dpftrl.finetuning import example_sampling, run_privacy
+from tff_dpftrl.finetuning import example_sampling, ways
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import table
 from tff_dpftrl.participation import observed
@@ -179,14 +179,14 @@ def test_finetuning_counts_the_median_beside_other_parts():
         others=(_WORDS,),
     )
     assert 0.999 * _TARGET < made.epsilon <= _TARGET
-    with_figures = made.with_figures(0.1)
+    with_figures = ways.Way(made, 4).with_figures(0.1).plan
     assert with_figures.epsilon == pytest.approx(made.epsilon, rel=1e-4)
     assert with_figures.noise_multiplier > made.noise_multiplier
-    plan = run_privacy.SampledFinetuning.of(with_figures, clip_norm=1.0, deterministic_seed=None)
+    plan = with_figures.of_run(clip_norm=1.0, deterministic_seed=None)
     rows = [row.name for row in _state(plan).parts]
     assert rows == [parts.WEIGHTS, parts.VOCABULARY, parts.METRICS, parts.MEDIAN]
     derived = json.loads(json.dumps(plan.derived()))
-    assert run_privacy.SampledFinetuning.resumed(derived, deterministic_seed=None) == plan
+    assert plan_lib.resumed(derived, deterministic_seed=None) == plan
     run = types.SimpleNamespace(config={}, derived=plan.derived(), num_users=60, folder=None)
     low, high = terms_lib.of(run).epsilon(arithmetic.Schema(20, 1, 20), _DELTA)
     assert low <= with_figures.epsilon <= high

@@ -12,7 +12,7 @@ import pathlib
 import pytest
 
 from tff_dpftrl.accounting import facts, parts, planner, planner_request, sampled_plans
-from tff_dpftrl.finetuning import amplified, example_sampling, group_size, passes, run_privacy
+from tff_dpftrl.finetuning import amplified, example_sampling, group_size, passes
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import identity, serialization, table, workload
 from tff_dpftrl.numpy_noise import stream
@@ -95,7 +95,7 @@ def _finetuning(door, of, asked):
     users, rows = example_sampling.of_sizes(of), asked.get("group_size", 1)
     if door in ("example", "user"):
         made = plan_lib.make_plan(users, sampling=door, **asked)
-        plan = run_privacy.SampledFinetuning.of(made, clip_norm=0.5, deterministic_seed=None)
+        plan = made.of_run(clip_norm=0.5, deterministic_seed=None)
         rows = made.group_size
     elif door == "passes":
         plan = passes.Passes(**asked).asked(clip_norm=0.5).plan(len(users), 1000)

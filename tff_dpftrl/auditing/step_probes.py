@@ -23,6 +23,7 @@ from tff_dpftrl.execution import entropy as entropy_lib
 from tff_dpftrl.finetuning import clipped_sums, private_steps, run_privacy
 from tff_dpftrl.models import keras_versions
 from tff_dpftrl.private_round import seeds
+from tff_dpftrl.runs import mechanism_plan
 
 Build = Callable[[keras_versions.Optimizer], private_steps.PrivateSteps]
 """Function from an optimizer to the steps that are audited, without averaging of models."""
@@ -97,7 +98,7 @@ def audit_steps(
     rows: clipped_sums.Rows,
     row_splits: Sequence[int] | np.ndarray,
     *,
-    plan: run_privacy.FinetuningPlan,
+    plan: mechanism_plan.MechanismPlan,
     normalised: bool = True,
     error_rate: float = defaults.ERROR_RATE,
     progress: Callable[[str], None] = lambda line: None,

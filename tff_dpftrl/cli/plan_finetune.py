@@ -15,14 +15,13 @@ from tff_dpftrl import validation
 from tff_dpftrl.accounting import budget_shares, display, parts
 from tff_dpftrl.cli import config_flags, output
 from tff_dpftrl.data import tables
-from tff_dpftrl.finetuning import amplified, example_sampling, group_size, passes, plan
+from tff_dpftrl.finetuning import amplified, example_sampling, group_size, passes, plan, ways
 from tff_dpftrl.training import corpus, language_config, warm_start
 
 if TYPE_CHECKING:
     from tff_dpftrl.finetuning import proxies
 
 Norms = Mapping[str, group_size.GradientNorms]
-Planned = plan.Plan | passes.PlannedPasses | amplified.PlannedAmplified
 
 
 class _Way(NamedTuple):
@@ -52,7 +51,7 @@ def print_ways(args: argparse.Namespace) -> None:
         "smallest_cohort": args.smallest_cohort,
     }
     sizes = args.example_group_sizes
-    plans = plan.choices(users, **asked, delta=args.delta, example_group_sizes=sizes)
+    plans = ways.choices(users, **asked, delta=args.delta, example_group_sizes=sizes)
     measured = None
     if args.initial_weights is not None:
         print("Measuring gradients of public text ...", file=sys.stderr)
@@ -70,24 +69,24 @@ def print_ways(args: argparse.Namespace) -> None:
     norm = norms.get("halfway") or next(iter(norms.values()))
     best = [min(plans, key=lambda one, by=by: one.relative_noise(by)) for by in norms.values()]
     recommended = min(plans, key=lambda one: one.relative_noise(norm))
-    turns: list[passes.PlannedPasses] = []
-    by_bands: list[amplified.PlannedAmplified] = []
+    turns: list[ways.Way] = []
+    by_bands: list[ways.Way] = []
     refusal = ""
     try:
-        turns = [passes.planned(users, norm, **asked, delta=recommended.delta)]
+        turns = [passes.planned(users, norm, **asked, delta=recommended.plan.delta)]
     except validation.UsageError as error:
         refusal = str(error)
     try:
-        every = amplified.choices(users, **asked, delta=recommended.delta)
+        every = amplified.choices(users, **asked, delta=recommended.plan.delta)
         by_bands = [one for one in amplified.least_by_bands(every, norm) if one.asked.bands != 1]
     except validation.UsageError:
         pass  # What passes would need is said, and is the same.
 
-    def ways(planned: Sequence[Planned]) -> list[_Way]:
+    def shown(planned: Sequence[ways.Way]) -> list[_Way]:
         shared = [one.with_figures(share) if share else one for one in planned]
         return [_way(one, users, norms) for one in shared]
 
-    sampled, by_passes, cyclic = ways(plans), ways(turns), ways(by_bands)
+    sampled, by_passes, cyclic = shown(plans), shown(turns), shown(by_bands)
     chosen = sampled[plans.index(recommended)]
     names = {name: sampled[plans.index(one)].name for name, one in zip(norms, best, strict=True)}
     command = shlex.join(_command(args, text, share, chosen.flags))
@@ -111,8 +110,9 @@ def print_ways(args: argparse.Namespace) -> None:
     output.print_table([*rows, *map(_row, cyclic)], left=0)
     print("\n" + "\n".join(_about(users, chosen, names, sampled, measured)))
     if by_passes:
+        most = turns[0].plan.declared.effective_participations
         print(
-            f"Passes (everybody at most {turns[0].participations} times) keep no secret but the "
+            f"Passes (everybody at most {most} times) keep no secret but the "
             f"noise: {' '.join(by_passes[0].flags)} in the command below, instead of its sampling "
             "and sizes."
         )
@@ -134,8 +134,8 @@ def print_ways(args: argparse.Namespace) -> None:
             "(docs/experiments.md)."
         )
     if share:
-        shared = recommended.with_figures(share)
-        costs = parts.costs(shared.rounds(shared.num_steps), "", shared.parts, shared.delta)
+        shared = recommended.with_figures(share).plan
+        costs = parts.costs(shared.rounds, "", shared.others, shared.delta)
         alone = ", ".join(f"{row.name} {display.round_up(row.epsilon_alone)}" for row in costs)
         print(
             f"Of the budget, metrics have the share {share:g} and the weights the rest: epsilon "
@@ -189,7 +189,7 @@ def _users(args: argparse.Namespace, text: Mapping[str, Any]) -> example_samplin
 
 
 def _gradient_norms(
-    args: argparse.Namespace, plans: Sequence[plan.Plan], measured: proxies.Proxies | None
+    args: argparse.Namespace, plans: Sequence[ways.Way], measured: proxies.Proxies | None
 ) -> Norms:
     """Returns L(G) as measured or given, or for each of three assumptions, with L(1) = 1."""
     if measured is not None:
@@ -204,32 +204,29 @@ def _gradient_norms(
     }
 
 
-def _way(one: Planned, users: example_sampling.Users, norms: Norms) -> _Way:
-    size = one.group_size if isinstance(one, plan.Plan) else one.asked.group_size
+def _way(one: ways.Way, users: example_sampling.Users, norms: Norms) -> _Way:
+    size, made = one.group_size, one.plan
     group = ["--group-size", str(size)]
-    if isinstance(one, plan.Plan):
-        facts = dataclasses.asdict(one) | {"sampling_probability": one.sampling_probability}
-        if not one.others:
-            del facts["others"]
-        is_uls, units = one.sampling != plan.EXAMPLE, str(int(one.expected_units))
-        name = f"{'ULS' if is_uls else 'ELS'}, G = {size}, {'M' if is_uls else 'B'} = "
-        name += f"{one.expected_units:g}"
+    if isinstance(made, plan.Plan):
+        facts = {**made.record, "sampling_probability": made.sampling_probability}
+        is_uls, units = made.sampling != plan.EXAMPLE, made.clients_per_round
+        name = f"{'ULS' if is_uls else 'ELS'}, G = {size}, {'M' if is_uls else 'B'} = {units:g}"
         spent = "--cohort" if is_uls else "--compute-budget"
-        flags = ["--sampling", one.sampling, *group, spent, units]
-    elif isinstance(one, passes.PlannedPasses):
-        facts = dataclasses.asdict(one.asked) | {"noise_multiplier": one.noise_multiplier}
-        facts["participations"] = one.participations
+        flags = ["--sampling", made.sampling, *group, spent, str(int(units))]
+    elif isinstance(one.asked, passes.Passes):
+        facts = dataclasses.asdict(one.asked) | {"noise_multiplier": made.noise_multiplier}
+        facts["participations"] = made.declared.effective_participations
         name = f"passes, G = {size}, M = {one.asked.users_per_step}"
         flags = ["--sampling", "passes", *group, "--cohort", str(one.asked.users_per_step)]
         flags += ["--delta", f"{one.asked.delta:.3g}"]
     else:
-        facts = dataclasses.asdict(one.asked) | {"noise_multiplier": one.plan.noise_multiplier}
-        facts["sampling_probability"] = one.plan.participation.cyclic.sampling_probability
-        name = f"cyclic, {one.name}, G = {size}, M = {one.asked.units_per_step}"
+        facts = dataclasses.asdict(one.asked) | {"noise_multiplier": made.noise_multiplier}
+        facts["sampling_probability"] = made.participation.cyclic.sampling_probability
+        name = f"cyclic, {amplified.name_of(one)}, G = {size}, M = {one.asked.units_per_step}"
         flags = ["--sampling", one.asked.sampling, "--bands", str(one.asked.bands), *group]
         flags += ["--cohort", str(one.asked.units_per_step)]
     facts |= {
-        "epsilon": one.epsilon,
+        "epsilon": made.epsilon,
         "noise_of_average": one.noise_of_average,
         "expected_gradients": one.expected_gradients(users),
         "share_of_examples_used": one.share_of_examples_used(users),

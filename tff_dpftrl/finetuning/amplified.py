@@ -10,15 +10,12 @@ noise. Users may also be in bins.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import amplified_banded, budget_shares, statement
-from tff_dpftrl.finetuning import example_sampling, run_privacy
+from tff_dpftrl.accounting import amplified_banded, statement
+from tff_dpftrl.finetuning import example_sampling, run_privacy, ways
 from tff_dpftrl.finetuning import group_size as group_sizes
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import strategy as strategy_lib
@@ -187,73 +184,19 @@ class Amplified:
             )
 
 
-@dataclasses.dataclass(frozen=True)
-class PlannedAmplified:
-    """Request for correlated noise with secret samples, and its plan for a clip norm of 1."""
+def name_of(way: ways.Way) -> str:
+    """Returns a way's name in a table or a sentence."""
+    if way.asked.bands is None:
+        return way.asked.sampling
+    name = strategy_lib.counted(way.asked.bands, "band")
+    return f"{name}, a pass" if _is_pass(way) else name
 
-    asked: Amplified
-    plan: mechanism_plan.MechanismPlan
 
-    def with_figures(self, share: float) -> PlannedAmplified:
-        """Returns the plan with figures of each step, which get a share of the same budget."""
-        others = (*self.plan.others, budget_shares.figures(self.plan.rounds, share))
-        plan = dataclasses.replace(self.plan, others=others).with_noise(
-            multiplier=self.plan.noise_multiplier * budget_shares.growth(share)
-        )
-        return dataclasses.replace(self, plan=plan)
-
-    @property
-    def _drawn(self) -> participants.Sampled:
-        assert isinstance(self.plan.participation, participants.Sampled)
-        return self.plan.participation
-
-    @property
-    def name(self) -> str:
-        """Name in a table or a sentence."""
-        if self.asked.bands is None:
-            return self.asked.sampling
-        name = strategy_lib.counted(self.asked.bands, "band")
-        return f"{name}, a pass" if self.is_pass else name
-
-    @property
-    def is_pass(self) -> bool:
-        """Whether everybody whose turn it is takes part."""
-        return getattr(self._drawn.sampling, "sampling_probability", 0.0) == 1.0
-
-    @property
-    def epsilon(self) -> float:
-        """ε of the whole run."""
-        epsilon = self.plan.epsilon_after(self.plan.num_rounds)
-        return math.inf if epsilon is None else epsilon
-
-    @property
-    def noise_of_average(self) -> float:
-        """Standard deviation of independent noise of a step's average that is as much noise."""
-        return run_privacy.noise_of_average(self.plan)
-
-    def relative_noise(self, gradient_norm: group_sizes.GradientNorms) -> float:
-        """Returns the noise of the average, each gradient clipped to its norm, as for sampling."""
-        return gradient_norm(self.asked.rows_per_unit) * self.noise_of_average
-
-    def expected_gradients(self, users: example_sampling.Users) -> float:
-        """Returns the expected number of gradients in a step."""
-        if self._drawn.pool is not None:
-            return self.plan.clients_per_round
-        return self._drawn.sampling.share_per_round * users.pool_size(self.asked.group_size)
-
-    def share_of_examples_used(self, users: example_sampling.Users) -> float:
-        """Returns the expected share of all examples that are in at least one step."""
-        sizes, drawn = users.num_examples, self._drawn.sampling
-        taken = np.minimum(sizes, self.asked.group_size)
-        groups, q = drawn.schema.min_sep, getattr(drawn, "sampling_probability", 1.0)
-        # Number of steps of a group: one more for the first groups.
-        steps, more = divmod(self.asked.num_steps, groups)
-        if self._drawn.pool is not None:
-            missed, share = np.full(len(sizes), 1.0 - q), taken / sizes
-        else:
-            missed, share = 1.0 - q * taken / sizes, np.ones(len(sizes))
-        never = missed**steps * (1.0 - more / groups * (1.0 - missed))
-        return float((sizes * share * (1.0 - never)).sum() / sizes.sum())
+def _is_pass(way: ways.Way) -> bool:
+    """Returns whether everybody whose turn it is takes part, by groups."""
+    drawn = way.plan.participation
+    assert isinstance(drawn, participants.Sampled)
+    return getattr(drawn.sampling, "sampling_probability", 0.0) == 1.0
 
 
 def resumed(
@@ -284,7 +227,7 @@ def resumed(
     return asked.resumed(num_users, 0, derived)
 
 
-def curve(asked: Amplified, users: example_sampling.Users) -> list[PlannedAmplified]:
+def curve(asked: Amplified, users: example_sampling.Users) -> list[ways.Way]:
     """Plans a run for each number of bands that is worth a try; `asked` has a target.
 
     The plans meet the target. Numbers of bands grow from 1 (DP-SGD) to a whole pass, unless
@@ -293,11 +236,12 @@ def curve(asked: Amplified, users: example_sampling.Users) -> list[PlannedAmplif
     asked = dataclasses.replace(asked, bands=None)
     asked.check_turns(users)
     return [
-        PlannedAmplified(
+        ways.Way(
+            plan,
+            asked.group_size,
             dataclasses.replace(
                 asked, bands=amplified_banded.num_bands(run_privacy.strategy_of(plan))
             ),
-            plan,
         )
         for plan in asked.asked(users, clip_norm=1.0).curve(len(users))
     ]
@@ -315,7 +259,7 @@ def choices(
     min_sep: int | None = None,
     mechanism: str | None = None,
     smallest_cohort: int = group_sizes.SMALLEST_COHORT,
-) -> list[PlannedAmplified]:
+) -> list[ways.Way]:
     """Plans users' turns for all ways to spend a compute budget: group sizes, users, bands.
 
     The compute budget B is the number of gradients in a step: group size times users of a step. All
@@ -345,25 +289,23 @@ def choices(
         if asked.chooses_bands:
             found += curve(asked, users)
         else:
-            plan = asked.with_bands(users).asked(users, clip_norm=1.0)
-            found.append(PlannedAmplified(asked, plan.plan(len(users), num_parameters=1)))
+            plan = asked.with_bands(users).asked(users, clip_norm=1.0).plan(len(users), 1)
+            found.append(ways.Way(plan, group_size, asked))
     return found
 
 
-def best(
-    plans: Sequence[PlannedAmplified], gradient_norm: group_sizes.GradientNorms
-) -> PlannedAmplified:
+def best(plans: Sequence[ways.Way], gradient_norm: group_sizes.GradientNorms) -> ways.Way:
     """Returns the plan with the least noise, relative to the gradient's norm."""
     return min(plans, key=lambda one: one.relative_noise(gradient_norm))
 
 
 def least_by_bands(
-    plans: Sequence[PlannedAmplified], gradient_norm: group_sizes.GradientNorms
-) -> list[PlannedAmplified]:
+    plans: Sequence[ways.Way], gradient_norm: group_sizes.GradientNorms
+) -> list[ways.Way]:
     """Returns the plans of least relative noise with 1, 2 to 3, 4 to 7 ... bands, and of passes."""
-    by_bands: dict[tuple[bool, int], list[PlannedAmplified]] = {}
+    by_bands: dict[tuple[bool, int], list[ways.Way]] = {}
     for one in plans:
-        key = one.is_pass, 0 if one.is_pass else (one.asked.bands or 0).bit_length()
+        key = _is_pass(one), 0 if _is_pass(one) else (one.asked.bands or 0).bit_length()
         by_bands.setdefault(key, []).append(one)
     found = [best(one, gradient_norm) for one in by_bands.values()]
     return sorted(found, key=lambda one: one.asked.bands or 0)

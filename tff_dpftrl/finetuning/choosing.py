@@ -17,10 +17,11 @@ from tff_dpftrl.finetuning import (
     passes,
     proxies,
     run_privacy,
+    ways,
 )
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import workload as workload_lib
-from tff_dpftrl.runs import privacy
+from tff_dpftrl.runs import mechanism_plan, privacy
 
 CLIP_FACTOR = 0.5
 """The clip norm that is chosen, over the median norm of public users' gradients."""
@@ -83,7 +84,7 @@ class Chosen:
       caveats: Further caveats of the statement, a sentence each.
     """
 
-    privacy: run_privacy.FinetuningPlan
+    privacy: mechanism_plan.MechanismPlan
     group_size: int
     reasons: tuple[str, ...] = ()
     facts: Mapping[str, statement.Scalar] = dataclasses.field(default_factory=dict)
@@ -152,7 +153,9 @@ def _better(
         choice, epsilon=median.epsilon, source=f"{choice.source}, compared with {median.source}"
     )
     plans = [_example(options, users, median), _user(options, users, charged, cohort)]
-    noise = [plan.relative_noise(public.gradient_norms) for plan in plans]
+    noise = [
+        ways.Way(plan, plan.group_size).relative_noise(public.gradient_norms) for plan in plans
+    ]
     better = plans[noise.index(min(noise))]
     by_example, by_user = (f"{value:.3g}" for value in noise)
     said = (
@@ -265,16 +268,19 @@ def _sampled(
     public: proxies.Proxies | None,
     why: tuple[str, ...] = (),
 ) -> Chosen:
-    if plan.sampling == plan_lib.EXAMPLE and plan.expected_units < options.budget:
+    if plan.sampling == plan_lib.EXAMPLE and plan.clients_per_round < options.budget:
         why += (
-            f"A step expects {plan.expected_units:g} examples, one for each user: the pool is "
+            f"A step expects {plan.clients_per_round:g} examples, one for each user: the pool is "
             "below compute_budget.",
         )
-    clip_norm, source = _clip_norm(options, public, plan.rows_per_unit)
-    private = run_privacy.SampledFinetuning.of(
-        plan, clip_norm=clip_norm, deterministic_seed=options.deterministic_noise_seed
+    clip_norm, source = _clip_norm(
+        options, public, run_privacy.rows_per_unit(plan, plan.group_size)
     )
-    facts = {"group_size_source": plan.group_size_source, "clip_norm_source": source}
+    private = plan.of_run(clip_norm=clip_norm, deterministic_seed=options.deterministic_noise_seed)
+    facts = {
+        "group_size_source": plan.participation.group_size_source,
+        "clip_norm_source": source,
+    }
     return Chosen(private, plan.group_size, (*why, f"Clip norm: {clip_norm:g}, {source}."), facts)
 
 
@@ -346,7 +352,7 @@ def _amplified(
         norms = measured.gradient_norms
         asked = amplified.best(plans, norms).asked
         points = ", ".join(
-            f"{one.relative_noise(norms):.3g} ({one.name})"
+            f"{one.relative_noise(norms):.3g} ({amplified.name_of(one)})"
             for one in amplified.least_by_bands(plans, norms)
         )
         why = (f"Noise of a step's average, in units of the gradients: {points}.",)
@@ -369,7 +375,8 @@ def _amplified(
         )
         if asked.chooses_bands:
             points = ", ".join(
-                f"{one.noise_of_average:.3g} ({one.name})" for one in amplified.curve(asked, users)
+                f"{one.noise_of_average:.3g} ({amplified.name_of(one)})"
+                for one in amplified.curve(asked, users)
             )
             why = (f"Noise of a step's average, in units of the clip norm: {points}.",)
         source = "compute_budget / cohort_size" if given is None else given.source

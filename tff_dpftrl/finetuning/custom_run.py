@@ -51,6 +51,7 @@ from tff_dpftrl.runs import (
     curves,
     earlier_runs,
     manifest,
+    mechanism_plan,
     metrics_log,
     prepared,
     released_model,
@@ -503,12 +504,12 @@ def _privacy(
     clip_norm: float,
     deterministic_seed: int | None,
     known: manifest.Manifest | None,
-) -> run_privacy.FinetuningPlan:
+) -> mechanism_plan.MechanismPlan:
     """Returns the privacy of a run; of one that has begun, with its strategy and noise."""
     noise: dict[str, Any] = {"clip_norm": clip_norm, "deterministic_seed": deterministic_seed}
     if isinstance(plan, plan_lib.Plan):
-        plan.contributions(users, 0)  # Refuses users for whom the plan was not made.
-        return run_privacy.SampledFinetuning.of(plan, **noise)
+        plan.participation.check(users)
+        return plan.of_run(**noise)
     if known is not None and known.config.get("sampling") != _asked(plan)["sampling"]:
         known = None  # It will be refused.
     if isinstance(plan, amplified.Amplified):
@@ -520,7 +521,7 @@ def _privacy(
     return asked.resumed(len(users), model.num_weights, known.derived)
 
 
-def _check_budget(max_epsilon: float | None, private: run_privacy.FinetuningPlan) -> None:
+def _check_budget(max_epsilon: float | None, private: mechanism_plan.MechanismPlan) -> None:
     if max_epsilon is None:
         return
     validation.positive("max_epsilon", max_epsilon)
@@ -549,7 +550,7 @@ def _manifest(
     model: Model,
     examples: Examples,
     plan: Noise,
-    private: run_privacy.FinetuningPlan,
+    private: mechanism_plan.MechanismPlan,
     options: Mapping[str, Any],
     clipping: Mapping[str, str],
 ) -> manifest.Manifest:
@@ -599,11 +600,11 @@ def _asked(plan: Noise) -> dict[str, Any]:
 
 
 def _group_size(
-    known: manifest.Manifest, plan: run_privacy.FinetuningPlan
+    known: manifest.Manifest, plan: mechanism_plan.MechanismPlan
 ) -> dict[str, statement.Scalar]:
     """Returns what the statement says of the group size."""
-    if isinstance(plan, run_privacy.SampledFinetuning):
-        return {"group_size_source": plan.plan.group_size_source}
+    if isinstance(plan, plan_lib.Plan):
+        return {"group_size_source": plan.participation.group_size_source}
     return {name: known.config[name] for name in ("sampling", "group_size")}
 
 

@@ -8,14 +8,11 @@ what the noise relies on is the participation schema, which the order keeps.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 
-import numpy as np
-
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import budget_shares, statement
-from tff_dpftrl.finetuning import example_sampling, run_privacy
+from tff_dpftrl.accounting import statement
+from tff_dpftrl.finetuning import example_sampling, ways
 from tff_dpftrl.finetuning import group_size as group_sizes
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import table
@@ -92,51 +89,6 @@ class Passes:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class PlannedPasses:
-    """Passes with the σ that meets the target, to be compared with sampling.
-
-    Attributes:
-      epsilon: ε of the whole run.
-      participations: Most steps of one user.
-      noise_of_average: Standard deviation, for a clip norm of 1, of independent noise of a step's
-        average that is as much noise (`run_privacy.noise_of_average`).
-    """
-
-    asked: Passes
-    noise_multiplier: float
-    epsilon: float
-    participations: int
-    noise_of_average: float
-
-    def with_figures(self, share: float) -> PlannedPasses:
-        """Returns the passes with figures of each step, which get a share of the same budget."""
-        factor = budget_shares.growth(share)
-        return dataclasses.replace(
-            self,
-            noise_multiplier=factor * self.noise_multiplier,
-            noise_of_average=factor * self.noise_of_average,
-        )
-
-    def relative_noise(self, gradient_norm: group_sizes.GradientNorms) -> float:
-        """Returns the noise of the average, each gradient clipped to its norm, as for sampling."""
-        return gradient_norm(self.asked.group_size) * self.noise_of_average
-
-    def expected_gradients(self, users: example_sampling.Users) -> float:
-        """Returns the mean number of gradients in a step."""
-        taken = users.pool_size(self.asked.group_size) / len(users)
-        return self.asked.users_per_step * taken
-
-    def share_of_examples_used(self, users: example_sampling.Users) -> float:
-        """Returns the expected share of all examples that are in at least one step."""
-        sizes = users.num_examples
-        missed = 1.0 - np.minimum(sizes, self.asked.group_size) / sizes
-        turns = self.asked.num_steps * self.asked.users_per_step / len(users)
-        more = turns - math.floor(turns)  # Share of the users who have one turn more.
-        never = missed ** math.floor(turns) * (1.0 - more + more * missed)
-        return float((sizes * (1.0 - never)).sum() / sizes.sum())
-
-
 def planned(
     users: example_sampling.Users,
     gradient_norm: group_sizes.GradientNorms,
@@ -146,7 +98,7 @@ def planned(
     target_epsilon: float,
     delta: float,
     smallest_cohort: int = group_sizes.SMALLEST_COHORT,
-) -> PlannedPasses:
+) -> ways.Way:
     """Plans the passes with the least noise, relative to the gradient, that meet a target.
 
     `gradient_norm` is L, a function of G. `compute_budget` is B, the number of gradients in a step:
@@ -165,15 +117,7 @@ def planned(
             target_epsilon=target_epsilon,
         )
         plan = asked.asked(clip_norm=1.0).plan(len(users), num_parameters=1)
-        found.append(
-            PlannedPasses(
-                asked,
-                plan.noise_multiplier,
-                plan.epsilon_after(num_steps) or math.inf,
-                plan.declared.effective_participations,
-                run_privacy.noise_of_average(plan),
-            )
-        )
+        found.append(ways.Way(plan, group_size, asked))
     return min(found, key=lambda one: one.relative_noise(gradient_norm))
 
 
@@ -185,18 +129,21 @@ def batches_of(
     `seed` must be secret unless `plan` says that cohorts need not be. The guarantee of passes holds
     whoever knows whose turn it is.
     """
-    if isinstance(plan, run_privacy.SampledFinetuning):
-        return plan.plan.contributions(users, seed).batch
     drawn = plan.participation
-    if isinstance(drawn, participants.Sampled) and drawn.pool is not None:
-        return example_sampling.ExampleSampling(
-            users,
-            group_size=group_size,
-            sampling_probability=drawn.cyclic.sampling_probability,
-            num_steps=plan.num_rounds,
-            seed=seed,
-            num_groups=drawn.cyclic.num_groups,
-        ).batch
+    is_independent = isinstance(drawn, plan_lib.Steps)
+    if is_independent:
+        drawn.check(users)
+    if isinstance(drawn, participants.Sampled) and (is_independent or drawn.pool is not None):
+        options = {
+            "group_size": group_size,
+            "sampling_probability": drawn.cyclic.sampling_probability,
+            "num_steps": plan.num_rounds,
+            "seed": seed,
+        }
+        if drawn.pool is None:
+            return example_sampling.UserSampling(users, **options).batch
+        groups = drawn.cyclic.num_groups
+        return example_sampling.ExampleSampling(users, num_groups=groups, **options).batch
     sampler = plan.sampler(seed)
     # Secret samples of one group have the batches of ULS.
     name = "turns" if isinstance(drawn, participants.Turns) else "rows"

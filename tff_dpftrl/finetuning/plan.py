@@ -11,351 +11,326 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
+from typing_extensions import override
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import (
-    budget_shares,
-    calibrate,
-    display,
-    mixture_of_gaussians,
-    parts,
-    statement,
-)
+from tff_dpftrl.accounting import calibrate, display, mixture_of_gaussians, parts, statement
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.finetuning import example_sampling
 from tff_dpftrl.finetuning import group_size as group_sizes
-from tff_dpftrl.mechanisms import strategy
+from tff_dpftrl.mechanisms import identity, strategy
+from tff_dpftrl.participation import observed
+from tff_dpftrl.participation import sampling as sampling_lib
+from tff_dpftrl.runs import mechanism_plan, participants
 
 EXAMPLE, USER = "example", "user"
 """Unit of sampling: examples of a pool (ELS), or users (ULS)."""
 
-_NO_FACTS = facts_lib.Facts()
 _NAMES = {EXAMPLE: "example-level sampling (ELS)", USER: "user-level sampling (ULS)"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """The privacy of one run. Build it with `make_plan`; all of it is plain values.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Steps(participants.Sampled):
+    """Steps of ELS or ULS: each example of a pool, or each user, is in a step with one probability.
 
     Attributes:
-      sampling: `EXAMPLE` or `USER`.
       group_size: G, the largest number of examples of one user in the pool (ELS) or in a
         step (ULS).
-      num_users: Number of users, N: of all owners, where rows have several.
       num_units: Number of units to sample from: the size of the pool (ELS) or N (ULS).
       units_are_declared: Whether `num_units` was declared, not counted on the data.
-      expected_units: B examples (ELS) or M users (ULS), expected in a step: the constant
-        that the noised sum is divided by.
-      num_steps: Number of steps, T.
-      noise_multiplier: σ, the noise's standard deviation per unit of the clip norm.
-      delta: δ of the (ε, δ) statement.
       num_examples: Number n of all examples of all users, if δ is the default n^−1.1; else None.
       group_size_source: Source of G, a phrase.
-      group_size_epsilon: Cost in ε of choosing G, part of `epsilon`.
+      group_size_epsilon: Cost in ε of choosing G.
       group_size_is_exact: Whether G was computed from the users' data without noise.
       users_scale: 1, or how many times as many users the noise was calibrated for: the
-        paper's comparisons "scale the users in the accounting". `epsilon` is that of the
-        users there are, whatever this is; see `what_if`.
-      others: All else that the run releases about the same users, part of `epsilon`.
+        paper's comparisons "scale the users in the accounting". ε is that of the users there are,
+        whatever this is; see `Plan.what_if`.
     """
 
-    sampling: str
     group_size: int
-    num_users: int
     num_units: int
-    units_are_declared: bool
-    expected_units: float
-    num_steps: int
-    noise_multiplier: float
-    delta: float
-    num_examples: int | None
+    units_are_declared: bool = False
+    num_examples: int | None = None
     group_size_source: str
-    group_size_epsilon: float
-    group_size_is_exact: bool
+    group_size_epsilon: float = 0.0
+    group_size_is_exact: bool = False
     users_scale: float = 1.0
-    others: tuple[parts.Part, ...] = ()
 
-    def __post_init__(self):
-        if not isinstance(self.others, tuple):  # As `dataclasses.asdict` wrote them.
-            object.__setattr__(self, "others", parts.from_json(self.others))
+    @property
+    def unit(self) -> str:
+        """Unit of sampling, `EXAMPLE` or `USER`."""
+        return USER if self.pool is None else EXAMPLE
+
+    @property
+    def examples(self) -> str:
+        """The group size in words."""
+        return strategy.counted(self.group_size, "example")
+
+    @property
+    def median(self) -> tuple[parts.Part, ...]:
+        """The choice of G as a part of the budget, if it cost anything."""
+        if not self.group_size_epsilon:
+            return ()
+        says = f"{self.group_size_source} (ε without a δ)"
+        return (parts.Part(parts.MEDIAN, says, epsilon=self.group_size_epsilon),)
+
+    def check(self, users: example_sampling.Users) -> None:
+        """Refuses other users than those that were counted."""
+        counted = _count_units(users, self.unit, self.group_size)
+        if counted != self.num_units and not self.units_are_declared:
+            raise validation.UsageError(
+                f"users have {counted} {self.unit}s, but the plan was made for {self.num_units}: "
+                "the data has changed; make a new plan."
+            )
+
+    @override
+    def says(self, unit: statement.UnitOfPrivacy) -> dict[str, Any]:
+        chance = (
+            f"with probability {display.round_up(self.cyclic.sampling_probability, 6)}, "
+            "independently of all else"
+        )
+        if self.unit == EXAMPLE:
+            accounting = (
+                "Privacy loss distribution of the mixture of Gaussians N(j, σ²), j ~ "
+                f"Binomial({self.group_size}, p), which is tight for one user with at most "
+                f"{self.examples} in the pool (Charles et al. 2024, Theorem 3), "
+                "composed over the steps."
+            )
+            drawn = (
+                f"At most {self.examples} of each user were put into a pool, once, at random; "
+                f"every example of the pool is in a step {chance}."
+            )
+        else:
+            accounting = (
+                "Privacy loss distribution of the Poisson-sampled Gaussian mechanism (Charles et "
+                "al. 2024, Theorem 2), composed over the steps."
+            )
+            drawn = (
+                f"Every user is in a step {chance}, with at most {self.examples} drawn at random "
+                "in every step; their mean gradient is clipped."
+            )
+        if self.group_size_epsilon:
+            accounting += (
+                f" Added to it is ε = {self.group_size_epsilon:g} for the choice of group size."
+            )
+        return {"accounting": accounting, "sampling": drawn}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan(mechanism_plan.MechanismPlan):
+    """Plan of a run by ELS or ULS, in the words of fine-tuning. Build it with `make_plan`.
+
+    Its rounds are steps, its clients users. σ is its noise multiplier.
+    """
+
+    participation: Steps
+
+    @property
+    def sampling(self) -> str:
+        """Unit of sampling, `EXAMPLE` or `USER`."""
+        return self.participation.unit
+
+    @property
+    def group_size(self) -> int:
+        """The largest number of examples of one user in the pool (ELS) or in a step (ULS)."""
+        return self.participation.group_size
 
     @property
     def sampling_probability(self) -> float:
         """P of an example of the pool (ELS) or q of a user (ULS), in one step."""
-        return self.expected_units / self.num_units
-
-    @property
-    def rows_per_unit(self) -> int:
-        """The most examples whose mean gradient is clipped as one: 1 (ELS) or G (ULS)."""
-        return 1 if self.sampling == EXAMPLE else self.group_size
+        return self.participation.cyclic.sampling_probability
 
     @property
     def noise_of_average(self) -> float:
         """σ / B or σ / M: standard deviation of a step's noise for a clip norm of 1."""
-        return self.noise_multiplier / self.expected_units
+        return self.noise_multiplier / self.clients_per_round
 
-    @property
-    def epsilon(self) -> float:
-        """ε of the whole run at `delta`, the choice of G included; inf without noise."""
-        return self.epsilon_after(self.num_steps)
+    def of_run(self, *, clip_norm: float, deterministic_seed: int | None) -> Plan:
+        """Returns the plan of a run; a `deterministic_seed` is the caller's, of noise and samples.
 
-    def epsilon_after(self, num_steps: int) -> float:
-        """Computes ε at `delta` of the first steps, the choice of G included; inf without noise."""
-        num_steps = validation.integer("num_steps", num_steps, minimum=0)
-        if num_steps > self.num_steps:
-            raise validation.UsageError(
-                f"num_steps={num_steps} exceeds those planned, {self.num_steps}."
-            )
-        return self.group_size_epsilon + _epsilon(self.rounds(num_steps), self.others, self.delta)
-
-    def rounds(self, num_steps: int) -> parts.SampledRounds:
-        """Returns the first steps, without all else that the run releases."""
-        return parts.SampledRounds(
-            self.noise_multiplier, self.sampling_probability, num_steps, self._rows
-        )
-
-    @property
-    def parts(self) -> tuple[parts.Part, ...]:
-        """All that is released besides the weights, the choice of G included."""
-        if not self.group_size_epsilon:
-            return self.others
-        says = f"{self.group_size_source} (ε without a δ)"
-        return *self.others, parts.Part(parts.MEDIAN, says, epsilon=self.group_size_epsilon)
-
-    def with_figures(self, share: float) -> Plan:
-        """Returns the plan with figures of each step, for a share in (0, 1) of the same budget."""
-        figures = budget_shares.figures(self.rounds(self.num_steps), share)
-        noise = self.noise_multiplier * budget_shares.growth(share)
-        return dataclasses.replace(self, noise_multiplier=noise, others=(*self.others, figures))
-
-    def _profile(self, num_steps: int) -> tuple[tuple[float, float], ...]:
-        """Returns points (ε, δ) of the first steps, the choice of G included."""
-        if self.noise_multiplier == 0.0 or num_steps == 0:
-            return ()
-        return parts.profile(self.rounds(num_steps), self.parts, self.epsilon_after(num_steps))
-
-    @property
-    def _rows(self) -> int:
-        """Largest number of units of one user."""
-        return self.group_size if self.sampling == EXAMPLE else 1
-
-    @property
-    def _examples(self) -> str:
-        return strategy.counted(self.group_size, "example")
-
-    def contributions(
-        self, users: example_sampling.Users, seed: int
-    ) -> example_sampling.Contributions:
-        """Samples the contributions to each step, for the users that the plan was made for.
-
-        `seed` must be secret and have at least 128 random bits. Keep it with the run's other
-        secrets (`runs.cohort_seed`).
+        The plan of a comparison has a clip norm of 1.
         """
-        make = (
-            example_sampling.ExampleSampling
-            if self.sampling == EXAMPLE
-            else example_sampling.UserSampling
-        )
-        counted = _count_units(users, self.sampling, self.group_size)
-        if counted != self.num_units and not self.units_are_declared:
-            raise validation.UsageError(
-                f"users have {counted} {_units(self.sampling)}, but the plan was made for "
-                f"{self.num_units}: the data has changed; make a new plan."
-            )
-        return make(
-            users,
-            group_size=self.group_size,
-            sampling_probability=self.sampling_probability,
-            num_steps=self.num_steps,
-            seed=seed,
-        )
+        noise = dataclasses.replace(self.noise, deterministic_seed=deterministic_seed)
+        return dataclasses.replace(self, clipping=mechanism_plan.Clipping(clip_norm), noise=noise)
 
-    def relative_noise(self, gradient_norm: group_sizes.GradientNorms) -> float:
-        """Returns L · σ / B or L(G) · σ / M: noise of the average, gradients clipped to their norm.
+    def of_users(self, num_users: int) -> Plan:
+        """Returns the plan for so many users: the owners of all rows, if rows have several."""
+        drawn = dataclasses.replace(self.participation, num_clients=num_users)
+        return dataclasses.replace(self, participation=drawn)
 
-        It orders the losses of fine-tuning runs of one length and compute budget (own
-        measurements); ELS clips single examples, hence L(1). It has the unit of the gradient's norm
-        as given.
+    def what_if(self) -> Plan | None:
+        """Returns the plan that σ was calibrated for if `users_scale` is not 1; else None.
+
+        It is hypothetical, with more users of as many examples, and no guarantee for anybody.
         """
-        return gradient_norm(self.rows_per_unit) * self.noise_of_average
-
-    def expected_gradients(self, users: example_sampling.Users) -> float:
-        """Gradients expected in a step: p · |D_sub|, or q · Σ min(n_u, G)."""
-        return self.sampling_probability * users.pool_size(self.group_size)
-
-    def share_of_examples_used(self, users: example_sampling.Users) -> float:
-        """Returns the expected share of all examples that are in at least one step."""
-        sizes = users.num_examples
-        taken = np.minimum(sizes, self.group_size)
-        if self.sampling == EXAMPLE:
-            used = taken * -math.expm1(self.num_steps * _log1m(self.sampling_probability))
-        else:
-            in_step = self.sampling_probability * taken / sizes
-            with np.errstate(divide="ignore"):
-                used = sizes * -np.expm1(self.num_steps * np.log1p(-in_step))
-        return float(used.sum() / sizes.sum())
-
-    def what_if(self) -> WhatIf | None:
-        """Returns what σ was calibrated for if `users_scale` is not 1; else None."""
-        if self.users_scale == 1.0:
+        drawn, scale, delta = self.participation, self.participation.users_scale, self.delta
+        if scale == 1.0:
             return None
-        delta = self.delta
-        if self.num_examples is not None:
-            delta = default_delta(self.users_scale * self.num_examples)
-        rounds = dataclasses.replace(
-            self.rounds(self.num_steps),
-            sampling_probability=self.sampling_probability / self.users_scale,
+        if drawn.num_examples is not None:
+            delta = default_delta(scale * drawn.num_examples)
+        rarer = dataclasses.replace(
+            drawn.cyclic, sampling_probability=self.sampling_probability / scale
         )
-        epsilon = _epsilon(rounds, (), delta)
-        return WhatIf(self.users_scale, self.users_scale * self.num_users, epsilon, delta)
+        more = dataclasses.replace(
+            drawn, num_clients=round(scale * drawn.num_clients), sampling=rarer, users_scale=1.0
+        )
+        return dataclasses.replace(self, participation=more, delta=delta, others=())
 
-    def describe(self) -> list[str]:
-        """Returns sampling, group size and noise in a few lines for people."""
-        unit = _units(self.sampling)
-        of_user = "in the pool" if self.sampling == EXAMPLE else "in a step, drawn anew each time"
-        spent = (
-            "no finite ε" if math.isinf(self.epsilon) else f"ε = {display.round_up(self.epsilon)}"
-        )
-        lines = [
-            f"Sampling: {_NAMES[self.sampling]}; each of {self.num_units} {unit} is in a step "
-            f"with probability {display.round_up(self.sampling_probability)}, in secret; "
-            f"{self.num_steps} steps.",
-            f"Group size: at most {self._examples} of a user {of_user}; {self.group_size_source}.",
-            f"Noise: σ = {self.noise_multiplier:.4g}, {self.noise_of_average:.4g} of the clip norm "
-            f"in an average over {self.expected_units:g} {unit}; {spent} at δ = "
-            f"{display.delta(self.delta, 3)}.",
+    def _what_if(self) -> list[str]:
+        """Says what the hypothetical plan promises, for caveats."""
+        hypothetical = self.what_if()
+        if hypothetical is None:
+            return []
+        scale = self.participation.users_scale
+        return [
+            f"What if: with {scale:g} times as many users, {scale * self.num_clients:g}, and the "
+            "same expected batch, the noise would give ε = "
+            f"{display.round_up(hypothetical.epsilon)} at δ = "
+            f"{display.delta(hypothetical.delta, 3)}. This is a comparison, not a guarantee for "
+            "anybody in this data."
         ]
-        hypothetical = self.what_if()
-        return lines + ([hypothetical.sentence] if hypothetical else [])
 
-    def statement(
+    @property
+    @override
+    def mechanism(self) -> str:
+        return _NAMES[self.sampling]
+
+    @override
+    def describe(self) -> list[str]:
+        drawn, epsilon = self.participation, self._spent(self.num_rounds)
+        units = f"{self.sampling}s"
+        of_user = "in the pool" if self.sampling == EXAMPLE else "in a step, drawn anew each time"
+        spent = "no finite ε" if math.isinf(epsilon) else f"ε = {display.round_up(epsilon)}"
+        return [
+            f"Sampling: {self.mechanism}; each of {drawn.num_units} {units} is in a step "
+            f"with probability {display.round_up(self.sampling_probability)}, in secret; "
+            f"{self.num_rounds} steps.",
+            f"Group size: at most {drawn.examples} of a user {of_user}; {drawn.group_size_source}.",
+            f"Noise: σ = {self.noise_multiplier:.4g}, {self.noise_of_average:.4g} of the clip norm "
+            f"in an average over {self.clients_per_round:g} {units}; {spent} at δ = "
+            f"{display.delta(self.delta, 3)}.",
+            *self._what_if(),
+        ]
+
+    @override
+    def _of_samples(
         self,
-        facts: facts_lib.Facts = _NO_FACTS,
-        *,
-        steps_done: int | None = None,
-        seed_is_known: bool = False,
+        drawn: participants.Sampled,
+        seen: observed.ObservedParticipation,
+        facts: facts_lib.Facts,
+        charge_all_rounds: bool,
     ) -> statement.PrivacyStatement:
-        """Makes the run's privacy statement; no guarantee without noise, or if the seed is known.
-
-        `facts` are those that the plan does not have, such as the clip norm. All planned steps are
-        charged if `steps_done` is None. `seed_is_known` says that the user gave the seed of noise
-        or sampling.
-        """
-        charged = self.num_steps if steps_done is None else steps_done
-        hypothetical = self.what_if()
+        steps = self.participation
+        charged = self.num_rounds if charge_all_rounds else seen.num_rounds
+        rounds, epsilon = self._rounds(charged), self._spent(charged)
+        beside = any(part not in steps.median for part in self.others)
+        has_table = beside or not self.others  # The choice of G alone is said in words.
+        told = facts.with_plan(
+            {
+                "sampling": self.sampling,
+                "group_size": self.group_size,
+                "sampling_probability": self.sampling_probability,
+                "num_units": steps.num_units,
+                "denominator": self.clients_per_round,
+                "noise_multiplier": self.noise_multiplier,
+                "noise_of_average": self.noise_of_average,
+                "num_steps_charged": charged,
+                "group_size_epsilon": steps.group_size_epsilon,
+                "clip_norm": self.clip_norm,
+                "num_steps": seen.num_rounds,
+            },
+            headline_caveats=self._what_if(),
+        )
+        if steps.group_size_is_exact:
+            said = group_sizes.not_covered(self.group_size, steps.group_size_source)
+            told = dataclasses.replace(told, not_covered=(said, *told.not_covered))
+        caveats = (*self._caveats(facts, has_table), *told.caveats)
         claim = statement.SampledClaim(
-            mechanism=_NAMES[self.sampling],
-            epsilon=self.epsilon_after(charged),
+            mechanism=self.mechanism,
+            epsilon=epsilon,
             delta=self.delta,
-            accounting=self._accounting(),
-            sampling=self._sampling_sentence(),
-            seed_is_known=seed_is_known,
-            profile=() if seed_is_known else self._profile(charged),
-            others=self.parts if self.others else (),
-            apart=() if self.others or not self.group_size_epsilon else (parts.MEDIAN,),
-            weights=self.rounds(charged),
+            **steps.says(self.unit_of_privacy),
+            seed_is_known=self.deterministic_seed is not None,
+            profile=self._profile(steps, charged, rounds, epsilon) if self.has_guarantee else (),
+            others=self.others if has_table else (),
+            apart=() if has_table else tuple(part.name for part in self.others),
+            weights=rounds,
         )
         return statement.sampled_statement(
             claim,
-            dataclasses.replace(
-                facts.with_plan(
-                    {
-                        "sampling": self.sampling,
-                        "group_size": self.group_size,
-                        "sampling_probability": self.sampling_probability,
-                        "num_units": self.num_units,
-                        "denominator": self.expected_units,
-                        "noise_multiplier": self.noise_multiplier,
-                        "noise_of_average": self.noise_of_average,
-                        "num_steps_charged": charged,
-                        "group_size_epsilon": self.group_size_epsilon,
-                    },
-                    headline_caveats=[hypothetical.sentence] if hypothetical else [],
-                ),
-                not_covered=(*self._not_covered(), *facts.not_covered),
-                caveats=(*self._caveats(facts), *facts.caveats),
-            ),
-            num_users=self.num_users,
+            dataclasses.replace(told, caveats=caveats),
+            num_users=self.num_clients,
             data_in_one_place=True,
         )
 
-    def _accounting(self) -> str:
-        if self.sampling == EXAMPLE:
-            text = (
-                "Privacy loss distribution of the mixture of Gaussians N(j, σ²), j ~ "
-                f"Binomial({self.group_size}, p), which is tight for one user with at most "
-                f"{self._examples} in the pool (Charles et al. 2024, Theorem 3), "
-                "composed over the steps."
-            )
-        else:
-            text = (
-                "Privacy loss distribution of the Poisson-sampled Gaussian mechanism (Charles et "
-                "al. 2024, Theorem 2), composed over the steps."
-            )
-        if self.group_size_epsilon:
-            text += f" Added to it is ε = {self.group_size_epsilon:g} for the choice of group size."
-        return text
-
-    def _sampling_sentence(self) -> str:
-        chance = (
-            f"with probability {display.round_up(self.sampling_probability, 6)}, independently of "
-            "all else"
-        )
-        if self.sampling == EXAMPLE:
-            return (
-                f"At most {self._examples} of each user were put into a pool, once, at random; "
-                f"every example of the pool is in a step {chance}."
-            )
-        return (
-            f"Every user is in a step {chance}, with at most {self._examples} drawn at random in "
-            "every step; their mean gradient is clipped."
-        )
-
-    def _not_covered(self) -> tuple[str, ...]:
-        if not self.group_size_is_exact:
-            return ()
-        return (group_sizes.not_covered(self.group_size, self.group_size_source),)
-
-    def _caveats(self, facts: facts_lib.Facts) -> tuple[str, ...]:
-        counted = []
-        if self.units_are_declared:
-            counted.append(f"The number of users, {self.num_users}, is stated as it was counted.")
+    def _caveats(self, facts: facts_lib.Facts, has_table: bool) -> list[str]:
+        steps = self.participation
+        if steps.units_are_declared:
+            said = [f"The number of users, {self.num_clients}, is stated as it was counted."]
         else:
             what = "The size of the pool" if self.sampling == EXAMPLE else "The number of users"
-            counted.append(counted_caveat(what, self.num_units, "; declare it to avoid this"))
-        if self.num_examples is not None:
-            counted.append(default_delta_caveat(self.num_examples))
-        if sentences.NOISE_GENERATOR in facts.parameters and self.group_size_epsilon:
-            if not self.others:  # With them it is said anyway.
-                counted.append(sentences.OTHER_GENERATORS)
-        return tuple(counted)
-
-
-@dataclasses.dataclass(frozen=True)
-class WhatIf:
-    """Hypothetical promise of a run with `users_scale` times the users: no guarantee for anybody.
-
-    Each user has as many examples as now. ε is that of the hypothetical run at its `delta`.
-    """
-
-    users_scale: float
-    num_users: float
-    epsilon: float
-    delta: float
+            said = [counted_caveat(what, steps.num_units, "; declare it to avoid this")]
+        if steps.num_examples is not None:
+            said.append(default_delta_caveat(steps.num_examples))
+        if sentences.NOISE_GENERATOR in facts.parameters and steps.group_size_epsilon:
+            if not has_table:  # With one it is said anyway.
+                said.append(sentences.OTHER_GENERATORS)
+        return said
 
     @property
-    def sentence(self) -> str:
-        """Sentence about the hypothetical run, for caveats."""
-        return (
-            f"What if: with {self.users_scale:g} times as many users, {self.num_users:g}, and the "
-            f"same expected batch, the noise would give ε = {display.round_up(self.epsilon)} at "
-            f"δ = {display.delta(self.delta, 3)}. This is a comparison, not a guarantee for "
-            "anybody in this data."
-        )
+    def record(self) -> dict[str, Any]:
+        """The plan as runs record it: JSON-compatible values."""
+        steps = self.participation
+        others = parts.to_json(part for part in self.others if part not in steps.median)
+        kept = ("group_size", "num_units", "units_are_declared", "num_examples")
+        kept += ("group_size_source", "group_size_epsilon", "group_size_is_exact", "users_scale")
+        return {
+            "sampling": self.sampling,
+            "num_users": self.num_clients,
+            "expected_units": self.clients_per_round,
+            "num_steps": self.num_rounds,
+            "noise_multiplier": self.noise_multiplier,
+            "delta": self.delta,
+            **{name: getattr(steps, name) for name in kept},
+            **({"others": others} if others else {}),
+        }
+
+    @override
+    def derived(self) -> dict[str, Any]:
+        return {"plan": self.record, "clip_norm": self.clip_norm}
+
+
+def of_record(record: Mapping[str, Any]) -> Plan:
+    """Makes a plan of what `Plan.record` returned, with a clip norm of 1."""
+    values = dict(record)
+    unit, num_users = values.pop("sampling"), values.pop("num_users")
+    expected, others = values.pop("expected_units"), parts.from_json(values.pop("others", ()))
+    noise, delta = values.pop("noise_multiplier"), values.pop("delta")
+    probability = expected / values["num_units"]
+    steps = Steps(
+        num_users,
+        expected,
+        sampling_lib.CyclicPoisson(values.pop("num_steps"), 1, probability),
+        participants.Pool(values["num_units"], values["group_size"]) if unit == EXAMPLE else None,
+        **values,
+    )
+    return Plan(
+        steps,
+        mechanism_plan.Clipping(1.0),
+        mechanism_plan.Noise(identity.Identity(), noise),
+        delta,
+        others=(*others, *steps.median),
+    )
+
+
+def resumed(derived: Mapping[str, Any], *, deterministic_seed: int | None) -> Plan:
+    """Makes the plan of a run that has begun, from what `Plan.derived` recorded."""
+    plan = of_record(derived["plan"])
+    return plan.of_run(clip_norm=derived["clip_norm"], deterministic_seed=deterministic_seed)
 
 
 def check_one_given(target_epsilon: float | None, noise_multiplier: float | None) -> None:
@@ -486,22 +461,24 @@ def make_plan(
                 delta=scaled,
                 initial=noise_multiplier,
             )
-    return Plan(
-        sampling=sampling,
-        group_size=choice.group_size,
-        num_users=len(users),
-        num_units=num_units,
-        units_are_declared=declared_units is not None,
-        expected_units=expected_units,
-        num_steps=num_steps,
-        noise_multiplier=validation.noise_multiplier(noise_multiplier),
-        delta=delta,
-        num_examples=num_examples,
-        group_size_source=choice.source,
-        group_size_epsilon=choice.epsilon,
-        group_size_is_exact=choice.looked_at_users,
-        users_scale=users_scale,
-        others=others,
+    return of_record(
+        {
+            "sampling": sampling,
+            "group_size": choice.group_size,
+            "num_users": len(users),
+            "num_units": num_units,
+            "units_are_declared": declared_units is not None,
+            "expected_units": expected_units,
+            "num_steps": num_steps,
+            "noise_multiplier": validation.noise_multiplier(noise_multiplier),
+            "delta": delta,
+            "num_examples": num_examples,
+            "group_size_source": choice.source,
+            "group_size_epsilon": choice.epsilon,
+            "group_size_is_exact": choice.looked_at_users,
+            "users_scale": users_scale,
+            "others": parts.to_json(others),
+        }
     )
 
 
@@ -534,60 +511,5 @@ def _noise_of_cohort(
     )
 
 
-def choices(
-    users: example_sampling.Users,
-    *,
-    compute_budget: int,
-    num_steps: int,
-    target_epsilon: float,
-    delta: float | None = None,
-    example_group_sizes: Sequence[int] | None = None,
-    smallest_cohort: int = group_sizes.SMALLEST_COHORT,
-) -> list[Plan]:
-    """Returns every way to spend a compute budget: ELS for several group sizes, ULS for all splits.
-
-    The budget is the number of gradients in a step: B for ELS, G · M for ULS. Each plan meets the
-    target. By default δ is `default_delta`, and the group sizes of ELS are powers of two from a
-    quarter of the users' median to four times it. ELS comes first, each with growing group size.
-    Plans with a pool or a population smaller than what a step expects are left out.
-    """
-    compute_budget = validation.integer("compute_budget", compute_budget, minimum=1)
-    if example_group_sizes is None:
-        median = group_sizes.median_choice(users.num_examples).group_size
-        factors = (0.25, 0.5, 1, 2, 4)
-        example_group_sizes = [int(median * f) for f in factors if median * f >= 1]
-    kwargs = {"num_steps": num_steps, "target_epsilon": target_epsilon, "delta": delta}
-    pairs = group_sizes.splits(
-        compute_budget, num_users=len(users), smallest_cohort=smallest_cohort
-    )
-    plans = [
-        make_plan(users, sampling=EXAMPLE, group_size=g, expected_units=compute_budget, **kwargs)
-        for g in example_group_sizes
-        if users.pool_size(example_sampling.check_group_size(g)) >= compute_budget
-    ]
-    plans += [
-        make_plan(users, sampling=USER, group_size=g, expected_units=m, **kwargs) for g, m in pairs
-    ]
-    if not plans:
-        raise validation.UsageError(
-            f"compute_budget={compute_budget} exceeds what {len(users)} users with "
-            f"{int(users.num_examples.sum())} examples can give in a step: lower it."
-        )
-    return plans
-
-
 def _count_units(users: example_sampling.Users, sampling: str, group_size: int) -> int:
     return users.pool_size(group_size) if sampling == EXAMPLE else len(users)
-
-
-def _units(sampling: str) -> str:
-    return "examples" if sampling == EXAMPLE else "users"
-
-
-def _log1m(probability: float) -> float:
-    return math.log1p(-probability) if probability < 1.0 else -math.inf
-
-
-@functools.lru_cache(maxsize=1024)
-def _epsilon(rounds: parts.SampledRounds, others: tuple[parts.Part, ...], delta: float) -> float:
-    return parts.compose(rounds, others, delta)

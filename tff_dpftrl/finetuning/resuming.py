@@ -6,14 +6,15 @@ import pathlib
 from collections.abc import Collection
 
 from tff_dpftrl import validation
-from tff_dpftrl.finetuning import amplified, group_size, passes, run_privacy
+from tff_dpftrl.finetuning import amplified, group_size, passes
+from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import workload as workload_lib
-from tff_dpftrl.runs import manifest
+from tff_dpftrl.runs import manifest, mechanism_plan
 
 
 def plan_of(
     known: manifest.Manifest, workload: workload_lib.Workload | None = None
-) -> run_privacy.FinetuningPlan:
+) -> mechanism_plan.MechanismPlan:
     """Returns the privacy of a run, on text or of a custom model, from its manifest.
 
     Correlated noise was optimised for the workload, or for the prefix sums if that is None.
@@ -21,7 +22,7 @@ def plan_of(
     config, derived = known.config, known.derived
     seed = config["deterministic_noise_seed"]
     if "plan" in derived:
-        return run_privacy.SampledFinetuning.resumed(derived, deterministic_seed=seed)
+        return plan_lib.resumed(derived, deterministic_seed=seed)
     num_users, unit = known.facts["training_users"], config.get("unit_of_privacy", "user")
     if "sampling" in derived:
         return amplified.resumed(

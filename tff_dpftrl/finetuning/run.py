@@ -31,11 +31,13 @@ from tff_dpftrl.finetuning import (
 )
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.finetuning import group_size as group_size_lib
+from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.models import hugging_face, table
 from tff_dpftrl.runs import (
     checkpoint,
     earlier_runs,
     manifest,
+    mechanism_plan,
     metrics_share,
     prepared,
     released_model,
@@ -180,7 +182,7 @@ def _begun(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepar
 def _prepared(
     opened: opening.OpenedRun,
     known: manifest.Manifest,
-    plan: run_privacy.FinetuningPlan,
+    plan: mechanism_plan.MechanismPlan,
     part: trained_part.TrainedPart,
     task: text_task.TextTask,
     users: example_sampling.Users,
@@ -255,7 +257,7 @@ def reportable(known: manifest.Manifest, output: pathlib.Path) -> prepared.Repor
 def _report(
     config: config_lib.FinetuningConfig,
     known: manifest.Manifest,
-    plan: run_privacy.FinetuningPlan,
+    plan: mechanism_plan.MechanismPlan,
     output: pathlib.Path,
     part: Callable[[], trained_part.TrainedPart],
 ) -> prepared.Reportable:
@@ -287,7 +289,7 @@ _REMEDY = "restore data and model"
 
 def steps_of(
     config: config_lib.FinetuningConfig,
-    plan: run_privacy.FinetuningPlan,
+    plan: mechanism_plan.MechanismPlan,
     group_size: int,
     model: Any,
     weights: Sequence[np.ndarray],
@@ -320,7 +322,7 @@ def steps_of(
 
 def planned(
     config: config_lib.FinetuningConfig, text: split.UserSplit
-) -> run_privacy.FinetuningPlan:
+) -> mechanism_plan.MechanismPlan:
     """Returns the privacy of a run that has not begun, whose options leave nothing to be chosen."""
     initial = config.part(trained_part.InitialOptions).load()
     _, users = _task(text, initial, config.eval_sequences, lambda line: None)
@@ -330,8 +332,8 @@ def planned(
 
 
 def _with_figures(
-    config: config_lib.FinetuningConfig, plan: run_privacy.FinetuningPlan
-) -> run_privacy.FinetuningPlan:
+    config: config_lib.FinetuningConfig, plan: mechanism_plan.MechanismPlan
+) -> mechanism_plan.MechanismPlan:
     """Returns the privacy of a run together with the figures of steps that it releases, if any."""
     share = metrics_share.of(config.budget_shares)
     if config.metrics_epsilon is None and share is None:
@@ -424,6 +426,6 @@ def _choose(
     chosen = choosing.choose(options, users, public, part.model.num_parameters)
     plan = chosen.privacy
     if config.rows_per_owner is not None:
-        assert isinstance(plan, run_privacy.SampledFinetuning)
+        assert isinstance(plan, plan_lib.Plan)
         plan = plan.of_users(opened.text.train.count_owners(users.ids))
     return dataclasses.replace(chosen, privacy=_with_figures(config, plan))

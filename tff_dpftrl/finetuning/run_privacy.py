@@ -6,20 +6,14 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-from typing_extensions import override
 
 from tff_dpftrl import durable_files, validation
-from tff_dpftrl.accounting import budget_shares, statement
-from tff_dpftrl.accounting import facts as facts_lib
+from tff_dpftrl.accounting import budget_shares, parts
 from tff_dpftrl.finetuning import example_sampling
-from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.mechanisms import strategy as strategy_lib
-from tff_dpftrl.participation import observed, sampling
 from tff_dpftrl.runs import mechanism_plan, participants, released_metrics
 
 WHAT_IS_RELEASED = "loss on the users or examples of each step"
@@ -39,8 +33,6 @@ METRICS_OF_OWN_MODEL_NOT_COVERED = (
     f"{_OF_STEPS}, and why a model or its losses were refused {_EXACT}"
 )
 """Sentence of a statement on the exact figures of a custom model, on any data."""
-
-FinetuningPlan = mechanism_plan.MechanismPlan
 
 SWAMPED = 2.0
 """`MechanismPlan.noise_to_signal` above which a fine-tuning run gets a hint.
@@ -91,7 +83,7 @@ def with_figures(
     noise.
     """
     figures = released_metrics.part(plan, target_epsilon, share, WHAT_IS_RELEASED)
-    others, growth = (*plan.others, figures), 1.0
+    growth = 1.0
     if meets_target:
         noise = figures.noise_multiplier_of_round
         assert noise is not None
@@ -102,24 +94,25 @@ def with_figures(
                 "model: lower it."
             )
         growth = budget_shares.growth(taken)
-    noise_multiplier = growth * plan.noise_multiplier
-    if not isinstance(plan, SampledFinetuning):
-        return dataclasses.replace(plan, others=others).with_noise(multiplier=noise_multiplier)
-    return SampledFinetuning.of(
-        dataclasses.replace(plan.plan, noise_multiplier=noise_multiplier, others=others),
-        clip_norm=plan.clip_norm,
-        deterministic_seed=plan.deterministic_seed,
-    )
+    return with_part(plan, figures, growth)
+
+
+def with_part(
+    plan: mechanism_plan.MechanismPlan, part: parts.Part, growth: float
+) -> mechanism_plan.MechanismPlan:
+    """Adds a part to a plan whose noise grows by a factor; a median is the last part, as before."""
+    others = sorted((*plan.others, part), key=lambda one: one.name == parts.MEDIAN)
+    noise = growth * plan.noise_multiplier
+    return dataclasses.replace(plan, others=tuple(others)).with_noise(multiplier=noise)
 
 
 def rows_per_unit(plan: mechanism_plan.MechanismPlan, group_size: int) -> int:
     """Returns the most examples whose mean gradient is clipped as one: 1, or the group size."""
-    if isinstance(plan, SampledFinetuning):
-        return plan.plan.rows_per_unit
-    return 1 if _has_pool(plan) else group_size
+    return 1 if has_pool(plan) else group_size
 
 
-def _has_pool(plan: mechanism_plan.MechanismPlan) -> bool:
+def has_pool(plan: mechanism_plan.MechanismPlan) -> bool:
+    """Returns whether examples of a pool are sampled."""
     drawn = plan.participation
     return isinstance(drawn, participants.Sampled) and drawn.pool is not None
 
@@ -131,7 +124,7 @@ def keep_pool(
     output: pathlib.Path,
 ) -> None:
     """Keeps the size of each user's part of the pool with a run's secrets, for a recount."""
-    if _has_pool(plan):
+    if has_pool(plan):
         sizes = np.minimum(users.num_examples, group_size).tolist()
         text = json.dumps({"examples_of_users": sizes}) + "\n"
         durable_files.write(output / "private" / "pool.json", text.encode(), private=True)
@@ -176,79 +169,3 @@ def rate_hint(plan: mechanism_plan.MechanismPlan) -> str | None:
         "sums would have, and Adam divides by it: a learning rate that is good for independent "
         "noise is too small here, by about this factor."
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class SampledFinetuning(mechanism_plan.MechanismPlan):
-    """Plan of ELS or ULS as that of a run. Its rounds are steps, its clients users."""
-
-    plan: plan_lib.Plan = dataclasses.field(kw_only=True)
-
-    @classmethod
-    def of(
-        cls, plan: plan_lib.Plan, *, clip_norm: float, deterministic_seed: int | None
-    ) -> SampledFinetuning:
-        """Makes the plan of a run; a `deterministic_seed` is the caller's, of noise and samples."""
-        pool = None
-        if plan.sampling == plan_lib.EXAMPLE:
-            pool = participants.Pool(plan.num_units, plan.group_size)
-        drawn = sampling.CyclicPoisson(plan.num_steps, 1, plan.sampling_probability)
-        return cls(
-            participants.Sampled(plan.num_users, plan.expected_units, drawn, pool),
-            mechanism_plan.Clipping(clip_norm),
-            mechanism_plan.Noise(identity.Identity(), plan.noise_multiplier, deterministic_seed),
-            plan.delta,
-            others=plan.others,
-            plan=plan,
-        )
-
-    def of_users(self, num_users: int) -> SampledFinetuning:
-        """Returns the plan for so many users: the owners of all rows, if rows have several."""
-        drawn = dataclasses.replace(self.participation, num_clients=num_users)
-        plan = dataclasses.replace(self.plan, num_users=num_users)
-        return dataclasses.replace(self, participation=drawn, plan=plan)
-
-    @override
-    def at_delta(self, delta: float) -> SampledFinetuning:
-        plan = dataclasses.replace(self.plan, delta=delta)
-        return dataclasses.replace(self, delta=delta, plan=plan)
-
-    @override
-    def epsilon_after(self, rounds_done: int) -> float | None:
-        return self.plan.epsilon_after(rounds_done) if self.has_guarantee else None
-
-    @override
-    def describe(self) -> list[str]:
-        return self.plan.describe()
-
-    @override
-    def statement(
-        self,
-        seen: observed.ObservedParticipation,
-        facts: facts_lib.Facts,
-        *,
-        charge_all_rounds: bool,
-    ) -> statement.PrivacyStatement:
-        return self.plan.statement(
-            facts.with_plan({"clip_norm": self.clip_norm, "num_steps": seen.num_rounds}),
-            steps_done=None if charge_all_rounds else seen.num_rounds,
-            seed_is_known=self.deterministic_seed is not None,
-        )
-
-    @override
-    def derived(self) -> dict[str, Any]:
-        plan = dataclasses.asdict(self.plan)
-        if not self.others:
-            del plan["others"]
-        return {"plan": plan, "clip_norm": self.clip_norm}
-
-    @classmethod
-    def resumed(
-        cls, derived: Mapping[str, Any], *, deterministic_seed: int | None
-    ) -> SampledFinetuning:
-        """Makes the plan of a run that has begun, from what `derived` recorded."""
-        return cls.of(
-            plan_lib.Plan(**derived["plan"]),
-            clip_norm=derived["clip_norm"],
-            deterministic_seed=deterministic_seed,
-        )

@@ -15,9 +15,8 @@ from tff_dpftrl.finetuning import (
     example_sampling,
     passes,
     private_steps,
-    run_privacy,
 )
-from tff_dpftrl.runs import prepared, released_metrics
+from tff_dpftrl.runs import mechanism_plan, prepared, released_metrics
 from tff_dpftrl.runs import progress as progress_lib
 
 _TRIED_ROWS = 4
@@ -36,7 +35,7 @@ class StepTrainer(prepared.Trainer):
 
     def __init__(
         self,
-        plan: run_privacy.FinetuningPlan,
+        plan: mechanism_plan.MechanismPlan,
         users: example_sampling.Users,
         group_size: int,
         steps: private_steps.PrivateSteps,

@@ -255,6 +255,12 @@ class MechanismPlan:
             return math.inf
         return _epsilon(self._rounds(num_rounds), self.others, self.delta)
 
+    @property
+    def epsilon(self) -> float:
+        """The ε at δ of the whole run; inf without guarantee."""
+        epsilon = self.epsilon_after(self.num_rounds)
+        return math.inf if epsilon is None else epsilon
+
     def epsilon_after(self, rounds_done: int) -> float | None:
         """Returns ε at δ of the models of the first rounds; None without guarantee."""
         return self._spent(rounds_done) if self.has_guarantee else None
