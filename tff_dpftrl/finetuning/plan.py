@@ -140,6 +140,11 @@ class Plan(mechanism_plan.MechanismPlan):
         return self.participation.group_size
 
     @property
+    def rows_per_unit(self) -> int:
+        """The most examples whose mean gradient is clipped as one: 1 (ELS) or G (ULS)."""
+        return 1 if self.sampling == EXAMPLE else self.group_size
+
+    @property
     def sampling_probability(self) -> float:
         """P of an example of the pool (ELS) or q of a user (ULS), in one step."""
         return self.participation.cyclic.sampling_probability
