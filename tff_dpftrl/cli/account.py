@@ -118,8 +118,20 @@ def show(
     noise_multiplier: float,
 ) -> None:
     """Prints what a run of `sampling_flags.run_from` guarantees, as JSON or as rounded-up text."""
-    report_of = _exact if args.sampling is None else _sampled
-    report, lines, others = report_of(args, strategy, participation, noise_multiplier)
+    from tff_dpftrl.accounting import guarantee
+
+    schema = participation if args.sampling is None else participation.schema
+    claim = guarantee.dp_ftrl_guarantee(
+        strategy,
+        noise_multiplier=noise_multiplier,
+        schema=schema,
+        delta=args.delta,
+        clip_norm_inflation=args.clip_norm_inflation,
+    )
+    if args.sampling is None:
+        report, lines, others = _exact(args, strategy, claim)
+    else:
+        report, lines, others = _sampled(args, strategy, participation, claim)
     if others is not None:
         neighbours, epsilon, method = others
         stated = {"epsilon": _finite(epsilon), "method": method}
@@ -129,6 +141,8 @@ def show(
     if args.format == "json":
         output.print_json(report)
         return
+    about = f"{strategy.name}, noise multiplier {display.round_up(noise_multiplier, 8)}"
+    lines = {"mechanism": about, "rounds": str(schema.num_rounds), **lines}
     if noise_multiplier == 0.0:
         print("No differential privacy guarantee: there is no noise.\n")
     print("\n".join(f"{name:15} {text}" for name, text in lines.items()))
@@ -146,14 +160,10 @@ def show(
 
 
 def _exact(
-    args: argparse.Namespace,
-    strategy: strategy_lib.Strategy,
-    schema: schema_lib.MinSep,
-    noise_multiplier: float,
+    args: argparse.Namespace, strategy: strategy_lib.Strategy, claim: guarantee_lib.Guarantee
 ) -> _Report:
     """Returns the report of a run without sampling."""
-    claim = _guarantee(args, strategy, schema, noise_multiplier)
-    fork = {}
+    schema, fork = claim.schema, {}
     if args.branches is not None:
         from tff_dpftrl.mechanisms import branches
 
@@ -161,8 +171,6 @@ def _exact(
         joint = branches.sensitivity(strategy, schema, **fork)
         claim = dataclasses.replace(claim, sensitivity=joint)
     lines = {
-        "mechanism": f"{claim.mechanism}, noise multiplier {display.round_up(noise_multiplier, 8)}",
-        "rounds": str(schema.num_rounds),
         "participation": (
             f"at most {schema.max_participations} times, at least {schema.min_sep} apart (stride; "
             f"{schema.min_sep_gap} rounds in between)"
@@ -193,20 +201,19 @@ def _sampled(
     args: argparse.Namespace,
     strategy: strategy_lib.Strategy,
     sampling: sampling_lib.Sampling,
-    noise_multiplier: float,
+    claim: guarantee_lib.Guarantee,
 ) -> _Report:
-    """Returns the report of a run with secret sampling."""
+    """Returns the report of a run with secret sampling; `claim` is for who learns the samples."""
     from tff_dpftrl.accounting import gaussian, samplings
 
     options = sampling_flags.options_from(args) or {}
-    sampled = sampling_flags.account(options, strategy, sampling, noise_multiplier)
+    sampled = sampling_flags.account(options, strategy, sampling, claim.noise_multiplier)
     epsilon = sampled.epsilon(args.delta)
     # Who learns the samples: a unit may be in all rounds of the schema.
-    mu = _guarantee(args, strategy, sampling.schema, noise_multiplier).mu
-    known = gaussian.epsilon((args.group_size or 1) * mu, args.delta)
+    known = gaussian.epsilon((args.group_size or 1) * claim.mu, args.delta)
     report: dict[str, Any] = {
         "mechanism": strategy.name,
-        "noise_multiplier": noise_multiplier,
+        "noise_multiplier": claim.noise_multiplier,
         "num_rounds": args.rounds,
         "sampling": args.sampling,
         "group_size": 1,
@@ -218,8 +225,6 @@ def _sampled(
     }
     about = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in options.items())
     lines = {
-        "mechanism": f"{strategy.name}, noise multiplier {display.round_up(noise_multiplier, 8)}",
-        "rounds": str(args.rounds),
         "sampling": f"{args.sampling}: {samplings.SAMPLINGS[args.sampling].summary} ({about})",
         "epsilon": f"{display.round_up(epsilon)} at delta = {display.delta(args.delta)}, if nobody "
         "learns who was drawn",
@@ -238,23 +243,6 @@ def _sampled(
     if neighbours != samplings.ZERO_OUT:
         others = neighbours, sampled.epsilon(args.delta, neighbours), sampled.how(neighbours)
     return report, lines, others
-
-
-def _guarantee(
-    args: argparse.Namespace,
-    strategy: strategy_lib.Strategy,
-    schema: schema_lib.MinSep,
-    noise_multiplier: float,
-) -> guarantee_lib.Guarantee:
-    from tff_dpftrl.accounting import guarantee
-
-    return guarantee.dp_ftrl_guarantee(
-        strategy,
-        noise_multiplier=noise_multiplier,
-        schema=schema,
-        delta=args.delta,
-        clip_norm_inflation=args.clip_norm_inflation,
-    )
 
 
 def _finite(epsilon: float) -> float | None:

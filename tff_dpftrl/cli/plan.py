@@ -34,27 +34,24 @@ Plan a run before anything is trained: what to run, and with which noise, for a 
 A client takes part in at most --max-participations rounds, any two of them at least --min-sep apart
 (a stride: rounds 7 and 9 are 2 apart). With --sampling, the guarantee rests on the secret.
 
---population: noise is that in the sum of the averaged updates so far, per unit of clip norm; it
-stands for utility by a hypothesis. With --workload it is the noise in the models, per unit of clip
-norm and learning rate. Recommended are the fewest clients a round without more noise than Gboard's
-production models. If no plan has so little, or noise is the target, twice the clients a round, and
-each device twice as often, must lower noise (or mu, with which epsilon grows) by a fifth. With
---sampling, the plan of least noise is printed for each number of clients a round; with cyclic, of
-several numbers of bands, up to 64. Bins take seconds for each of --report-goals.
+--population: noise is that in the sum of the averaged updates so far, per unit of clip norm, or
+with --workload in the models, per unit of clip norm and learning rate. Recommended are the fewest
+clients a round without more noise than Gboard's production models. If no plan has so little, or
+noise is the target, twice the clients a round, and each device twice as often, must lower noise (or
+mu, with which epsilon grows) by a fifth. With --sampling cyclic, the number of bands of least noise
+is printed, up to 64. Bins take seconds for each of --report-goals.
 
 --finetune: B gradients a step are of B sampled examples, at most G of each user in the pool (ELS);
 of M sampled users with G examples each, G * M = B (ULS); of M users at a time who take turns, with
 correlated noise (passes); or of groups of users that take turns and are sampled, with as many bands
 as groups (cyclic). Correlated noise is given as the independent noise whose sums are as noisy. The
-better way has less noise relative to the gradient. The mean of G gradients of a user is smaller
-than one by nothing if all are equal, by the square root of G if they have nothing in common. That
-is measured on public text (--initial-weights), or elsewhere (--gradient-norms); else it is taken
-for the fourth root of G, halfway.
+better way has less noise relative to the mean of G gradients of a user: as large as one if all are
+equal, smaller by the square root of G if they have nothing in common. That is measured on public
+text (--initial-weights) or elsewhere (--gradient-norms), or taken halfway, the fourth root of G.
 
-With --budget-shares, --target-epsilon is for everything that the run releases. A share of the
-budget is one of the squared mu of the Gaussian mechanism that spends it all, or of 1 / sigma^2 of
-sampled steps, which add up; epsilon does not. The noise of the weights grows by a factor of
-1 / sqrt(1 - shares), and some more for the vocabulary's share of delta.
+With --budget-shares, --target-epsilon is for everything that the run releases. A share is that of
+the squared mu of the Gaussian mechanism that spends it all, or of 1 / sigma^2 of sampled steps. The
+noise of the weights grows by a factor of 1 / sqrt(1 - shares), and more for the vocabulary's delta.
 """
 
 _EPILOG = """\
@@ -75,9 +72,9 @@ examples:
   # The noise of a BLT for 2000 rounds in which a device takes part at most every 400 rounds.
   tff-dpftrl plan --mechanism blt --target-epsilon 5 --delta 1e-10 --rounds 2000 --min-sep 400
 
-  # The BLT of least noise in the models of a server with momentum and a schedule, in a file.
-  tff-dpftrl plan --mechanism blt --rounds 2000 --min-sep 400 --output strategy.json \\
-      --workload momentum=0.9,warmup=100,decay=cosine
+  # The BLT of least noise in the models of a server with momentum, in a file.
+  tff-dpftrl plan --mechanism blt --rounds 2000 --min-sep 400 --workload momentum=0.9 \\
+      --output strategy.json
 
   # Planned for a separation of 400 of 2000 rounds; what if it is anything from 100 to 1000?
   tff-dpftrl plan --compare blt tree bandtoep blt-gboard-b400 --rounds 2000 --min-sep 400 \\
@@ -86,9 +83,6 @@ examples:
   # Fine-tune on a file of texts, with the gradients of the model on public text.
   tff-dpftrl plan --finetune --data users.jsonl.gz --initial-weights results/pretrained \\
       --target-epsilon 4 --compute-budget 1024 --steps 500
-
-  # Before there is any data: 10000 users with 50 examples each.
-  tff-dpftrl plan --finetune --population 10000 --examples-per-user 50 --target-epsilon 4
 """
 
 _INTEGERS, _NORMS = flags.listed(int, "8,16,32"), flags.listed(float, "8.8,6.6,5.1")
@@ -183,7 +177,12 @@ def add_parser(subparsers) -> None:
         ("target-epsilon", float, "E", "Largest epsilon at --delta."),
         ("target-rho", float, "R", "Largest rho-zCDP."),
         ("target-noise", float, "X", "--population: largest noise, in the unit of the table."),
-        ("keep-noise-of", _reference, "MECHANISM:Z:GOAL", "--population: largest noise, as a run."),
+        (
+            "keep-noise-of",
+            _reference,
+            "MECHANISM:Z:GOAL",
+            "--population: at most this run's noise.",
+        ),
         ("budget-shares", str, "PART=SHARE,...", shares),
         ("output", str, "FILE", "Without a target: file for the strategy, as JSON."),
         ("plot", str, "FILE", "--population, --compare: file for a plot: PNG, PDF or SVG."),
@@ -205,12 +204,7 @@ def add_parser(subparsers) -> None:
     parties += "of a task; with --secagg-inflation. Default: none, the server adds it."
     flags.add(
         parser.add_argument_group("plans, with --population"),
-        (
-            "report-goals",
-            _INTEGERS,
-            "M,M,...",
-            "Clients a round. Default: 100 to 20000, 10 steps.",
-        ),
+        ("report-goals", _INTEGERS, "M,M,...", "Clients a round. Default: 10 from 100 to 20000."),
         ("rounds-per-day", float, "R", "Rounds in a day, with --timer-hours."),
         ("parameters", int, "P", "Number of the model's parameters. Default: 4050000."),
         ("secagg-inflation", float, "F", inflation),
@@ -236,7 +230,12 @@ def add_parser(subparsers) -> None:
         ("compute-budget", int, "B", f"Gradients that a step computes. Default: {_BUDGET}."),
         ("steps", int, "T", f"Number of steps. Default: {_STEPS}."),
         ("smallest-cohort", int, "M", "Fewest users in a step of ULS. Default: 32."),
-        ("example-group-sizes", _INTEGERS, "G,G,...", "Of ELS. Default: around users' median."),
+        (
+            "example-group-sizes",
+            _INTEGERS,
+            "G,G,...",
+            "Group sizes of ELS. Default: near the median.",
+        ),
         ("proxy-data", str, "CORPUS", "Public text by user. Default: standard-library."),
     )
     flags.add(

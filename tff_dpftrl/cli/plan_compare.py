@@ -20,13 +20,12 @@ from tff_dpftrl.participation import schema as schema_lib
 if TYPE_CHECKING:
     from matplotlib import figure as figure_lib
 
-_VARIED = {"min-sep": "min_sep", "rounds": "num_rounds", "participations": "max_participations"}
-_AXES = {
-    "min-sep": "separation of two rounds of one client",
-    "rounds": "rounds",
-    "participations": "participations of one client",
+# What varies: a field of a schema, and an axis of the plot.
+_VARIED = {
+    "min-sep": ("min_sep", "separation of two rounds of one client"),
+    "rounds": ("num_rounds", "rounds"),
+    "participations": ("max_participations", "participations of one client"),
 }
-_FIGURES = ("sensitivity", "sensitivity_exact", "max_error", "rms_error", "max_loss", "rms_loss")
 _COLUMNS = {
     "strategy": "strategy",
     "num_rounds": "rounds",
@@ -67,10 +66,8 @@ def print_comparison(args: argparse.Namespace) -> None:
         writer.writerows(points)
     else:
         output.print_table([list(_COLUMNS.values()), *map(_row, points)], left=0)
-        output.print_next(
-            "Make the strategy that you choose",
-            "tff-dpftrl plan --mechanism NAME ... --output strategy.json",
-        )
+        command = "tff-dpftrl plan --mechanism NAME ... --output strategy.json"
+        output.print_next("Make the strategy that you choose", command)
     if args.plot is not None:
         planner_plots.save(args.plot, _drawn(points, args))
 
@@ -84,44 +81,45 @@ def _points(args: argparse.Namespace) -> Iterator[Point]:
         again = args.optimize_at_each_point and name in table.MECHANISMS
         strategy: Any = None if again else _strategy(name, planned, options)
         for value in args.values:
-            schema = dataclasses.replace(planned, **{_VARIED[args.vary]: value})
+            schema = dataclasses.replace(planned, **{_VARIED[args.vary][0]: value})
             if args.max_participations is None and args.vary != "participations":
                 schema = schema_lib.MinSep.as_many_as_fit(schema.num_rounds, schema.min_sep)
             workload = mechanism_flags.workload_from(args, schema.num_rounds)
             if again:
                 strategy = _strategy(name, schema, dataclasses.replace(options, workload=workload))
             point = {"strategy": os.path.basename(name), "mechanism": strategy.name}
-            point |= {**dataclasses.asdict(schema), **dict.fromkeys(_FIGURES)}
-            point["sensitivity_exact"] = False
             if schema.num_rounds <= (strategy.max_rounds or schema.num_rounds):
                 claim = certificate.certify(strategy, schema, workload).to_dict()
-                point |= {name: claim[name] for name in _FIGURES}
-            yield point
+                del claim["sensitivity_method"]
+            else:
+                figures = ("max_error", "rms_error", "max_loss", "rms_loss")
+                claim = dataclasses.asdict(schema) | {"sensitivity": None}
+                claim |= {"sensitivity_exact": False, **dict.fromkeys(figures)}
+            yield point | claim
 
 
-def _strategy(name: str, schema, options: table.Options):
-    if name in table.MECHANISMS:
-        fitting = table.fitting(name, options)
-        return table.build(name, schema, fitting, notify=mechanism_flags.notify)
-    return zoo.find(name)
+def _strategy(name: str, schema: schema_lib.MinSep, options: table.Options) -> Any:
+    if name not in table.MECHANISMS:
+        return zoo.find(name)
+    fitting = table.fitting(name, options)
+    return table.build(name, schema, fitting, notify=mechanism_flags.notify)
 
 
 def _row(point: Point) -> list[str]:
     """Returns a line of the printed table; "≤" marks an upper bound of a sensitivity."""
     cells = {}
-    for name, column in _COLUMNS.items():
-        value = point[name]
-        cells[column] = f"{value:.5g}" if isinstance(value, float) else str(value)
-        if value is None:
-            cells[column] = "-"
-        elif name == "sensitivity" and not point["sensitivity_exact"]:
-            cells[column] = f"≤ {cells[column]}"
+    for name in _COLUMNS:
+        value = "-" if point[name] is None else point[name]
+        cells[name] = f"{value:.5g}" if isinstance(value, float) else str(value)
+    if point["sensitivity"] is not None and not point["sensitivity_exact"]:
+        cells["sensitivity"] = f"≤ {cells['sensitivity']}"
     return list(cells.values())
 
 
 def _drawn(points: Sequence[Point], args: argparse.Namespace) -> figure_lib.Figure:
     """Draws the losses."""
     loss = "max_loss" if args.error == "max" else "rms_loss"
+    field, axis = _VARIED[args.vary]
     drawing = pictures.new_figure(7, 4.5)
     from matplotlib import ticker
 
@@ -131,14 +129,12 @@ def _drawn(points: Sequence[Point], args: argparse.Namespace) -> figure_lib.Figu
         names = {point["mechanism"] for point in mine}
         is_said = len(names) > 1 or label in names
         axes.plot(
-            [point[_VARIED[args.vary]] for point in mine],
+            [point[field] for point in mine],
             [math.nan if point[loss] is None else point[loss] for point in mine],
             marker="." if len(args.values) <= 40 else None,
             label=label if is_said else f"{label}: {names.pop()}",
         )
-    axes.set_xlabel(_AXES[args.vary])
-    axes.set_ylabel(_COLUMNS[loss])
-    axes.set_yscale("log")
+    axes.set(xlabel=axis, ylabel=_COLUMNS[loss], yscale="log")
     axes.yaxis.set_major_formatter(ticker.ScalarFormatter())
     axes.yaxis.set_minor_formatter(ticker.LogFormatter(minor_thresholds=(2, 1)))
     axes.grid(alpha=0.3, which="both")
