@@ -117,9 +117,9 @@ class Options:
           UsageError: If a value is wrong, or options contradict each other.
         """
         for name, kind, types in cls._without_effect(options):
-            takers = dict.fromkeys(one.chosen_by for one in types if name in options_of(one))
+            takers = [one.chosen_by for one in types if name in options_of(one)]
             raise validation.UsageError(
-                f"{name} has no meaning with {kind.chosen_by}; it is for {' or '.join(takers)}: "
+                f"{name} has no meaning with {kind.chosen_by}, but with {', with '.join(takers)}: "
                 "leave one of them out."
             )
         return cls._made(options)

@@ -30,12 +30,12 @@ from tff_dpftrl.data import (
     vocabulary_file,
 )
 from tff_dpftrl.runs import joint_runs, manifest, statement_subject
-from tff_dpftrl.training import language_config
+from tff_dpftrl.training import composed, language_config
 
 # Files of a model in a folder, in the layout of this package and in that of Hugging Face.
 _OF_MODEL = ("model.npz", "vocabulary.json", "tokenizer.json", "config.json", "*.safetensors")
 
-_Config = TypeVar("_Config", bound=language_config.TextConfig)
+_Config = TypeVar("_Config", bound=composed.Options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,23 +170,23 @@ def read_users(
 
 
 def planned(
-    config: language_config.TextConfig, train: user_text.UserText, held_out: user_text.UserText
+    config: composed.Options, train: user_text.UserText, held_out: user_text.UserText
 ) -> dict[str, str]:
     """Computes the digests of what a run reads, for `check_planned` in other runs of a sweep.
 
     They are those of users and texts, by the options that name them, and of other files by path.
     """
-    config = config.with_absolute_paths().with_defaults()
+    flat = config.with_absolute_paths().with_defaults().to_dict()
     default = language_config.TextConfig()
     text = {
-        field.name: getattr(config, field.name)
+        field.name: flat[field.name]
         for field in dataclasses.fields(UserOptions)
-        if getattr(config, field.name) != getattr(default, field.name)
+        if flat[field.name] != getattr(default, field.name)
     }
     digests = {json.dumps(text): manifest.identity([train.digest(), held_out.digest()])}
-    for name in language_config.FILES:
-        value = getattr(config, name, None)
-        if name != "data" and value not in (None, *language_config.FILES[name]):
+    for name in composed.FILES:
+        value = flat.get(name)
+        if name != "data" and value not in (None, *composed.FILES[name]):
             for path in _files_of(pathlib.Path(value)):
                 digests[str(path)] = statement_subject.sha256(path)
     return digests
@@ -201,7 +201,7 @@ def _files_of(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def check_planned(
-    config: language_config.TextConfig,
+    config: composed.Options,
     output: pathlib.Path,
     train: user_text.UserText,
     held_out: user_text.UserText,
@@ -218,9 +218,9 @@ def named(config: _Config | None, text: Any, rows: Any) -> _Config | None:
         return config
     if text is not None:
         raise validation.UsageError("Give text or rows, not both: rows become text.")
-    if config.data != language_config.TextConfig.data:
+    if config.to_dict()["data"] != language_config.TextConfig.data:
         return config
-    return dataclasses.replace(config, data="rows")
+    return config.changed(data="rows")
 
 
 def check_named(data: str, train: user_text.UserText) -> None:
@@ -335,7 +335,7 @@ def _read_base(options: TextOptions, protected: user_text.UserText) -> vocabular
 
 
 def public_vocabulary(
-    options: TextOptions | language_config.LanguageConfig,
+    options: TextOptions | language_config.VocabularyConfig,
     protected: user_text.UserText | None = None,
 ) -> vocabulary.Vocabulary:
     """Reads, counts or learns a vocabulary of public text.

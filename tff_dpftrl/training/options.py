@@ -30,6 +30,15 @@ def config_from_mapping(
     return kind.of(**values)
 
 
+def begun_from_mapping(
+    values: Mapping[str, Any], source: str, kind: type[Config] = config_lib.TrainingConfig
+) -> Config:
+    """Builds the config of a begun run, perhaps of an earlier version of this package."""
+    options = language_config.begun(values)
+    check_names(options, source, kind)
+    return kind.of_begun(**options)
+
+
 def check_names(
     values: Mapping[str, Any], source: str, kind: type[Config] = config_lib.TrainingConfig
 ) -> None:
@@ -66,10 +75,9 @@ def overrule(options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
 
 def of_begun_run(values: Mapping[str, Any], source: str) -> config_lib.TrainingConfig:
     """Returns the config of a training run, perhaps of an earlier version of this package."""
-    options = language_config.begun(values)
+    options = dict(values)
     options.pop("engine", None)  # Earlier versions had two.
-    check_names(options, source)
-    return config_lib.TrainingConfig.of_begun(**options)
+    return begun_from_mapping(options, source)
 
 
 def of_manifest(known: manifest.Manifest, output: pathlib.Path) -> config_lib.TrainingConfig:

@@ -39,7 +39,7 @@ ROUNDED_BITS = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class _OnPublicText(language_config.VocabularyConfig):
+class OnPublicText(language_config.VocabularyConfig):
     """Text of the devices, its public vocabulary, and public text that stands for it in tests."""
 
     text_feature: str = option(
@@ -68,7 +68,7 @@ class _OnPublicText(language_config.VocabularyConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class LanguageTask(learning_options.BatchOptions, language_config.LanguageConfig, _OnPublicText):
+class LanguageTask(learning_options.BatchOptions, language_config.LanguageConfig, OnPublicText):
     """A language model of this package, and a device's passes."""
 
     chosen_by = "a language model"
@@ -89,7 +89,7 @@ class LanguageTask(learning_options.BatchOptions, language_config.LanguageConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class WordCounts(_OnPublicText):
+class WordCounts(OnPublicText):
     """Counts of words, which train no model."""
 
     chosen_by = "analytics"
@@ -464,6 +464,17 @@ class TaskConfig(learning_options.Seeded):
     def with_defaults(self) -> Self:
         """Returns options that name what follows from others; a definition needs no vocabulary."""
         return dataclasses.replace(self, definition=self.definition.with_defaults())
+
+    @property
+    def language(self) -> language_config.LanguageConfig:
+        """Text and language model; the defaults if the task has none of them."""
+        found, default = self.definition, language_config.LanguageConfig()
+        return found if isinstance(found, language_config.LanguageConfig) else default
+
+    @property
+    def build(self) -> str | None:
+        """File and function of a definition; None for a task of this package."""
+        return self.definition.build if isinstance(self.definition, OwnDefinition) else None
 
     @property
     def max_epsilon(self) -> float | None:
