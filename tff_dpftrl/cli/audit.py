@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from tff_dpftrl import validation
 from tff_dpftrl.auditing import defaults
 from tff_dpftrl.cli import output
-from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import composed, custom_models
+from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import options as options_lib
 
 if TYPE_CHECKING:

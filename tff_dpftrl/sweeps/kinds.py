@@ -13,8 +13,8 @@ from typing_extensions import override
 from tff_dpftrl import validation
 from tff_dpftrl.finetuning import config as finetuning_config
 from tff_dpftrl.runs import manifest
-from tff_dpftrl.training import config as training_config
 from tff_dpftrl.training import composed, custom_models, metrics_columns, warm_start
+from tff_dpftrl.training import config as training_config
 from tff_dpftrl.training import options as options_lib
 from tff_dpftrl.training import placement as placement_lib
 

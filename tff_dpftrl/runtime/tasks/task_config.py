@@ -541,7 +541,7 @@ class TaskConfig(learning_options.Seeded):
 
 
 def _of_task(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options that a task has; of those that only `train` has, it takes the defaults."""
+    """Returns the options that a task has; those that only `train` has must have their defaults."""
     if options.get("algorithm", "dp-ftrl") != "dp-ftrl" or options.get("sampling") is not None:
         which = "algorithm" if options.get("sampling") is None else "sampling"
         raise validation.UsageError(
