@@ -25,14 +25,14 @@ def _command(capsys, *arguments):
 
 
 def _epsilon_of_training(**options):
-    config = config_lib.TrainingConfig(
+    config = config_lib.TrainingConfig.of(
         num_rounds=_ROUNDS,
         clients_per_round=_GOAL,
         noise_multiplier=_NOISE,
         delta=_DELTA,
         **options,
     )
-    plan = config.privacy().plan(_POPULATION, num_parameters=10)
+    plan = config.request().plan(_POPULATION, num_parameters=10)
     assert plan.schema == _SCHEMA
     return plan.epsilon_after(_ROUNDS)
 

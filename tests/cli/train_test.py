@@ -35,7 +35,7 @@ def configs(monkeypatch):
 
 
 def _resolved(**options):
-    return config_lib.TrainingConfig(**options).with_defaults()
+    return config_lib.TrainingConfig.of(**options).with_defaults()
 
 
 def _main(*arguments):

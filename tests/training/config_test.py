@@ -18,12 +18,12 @@ def test_every_option_has_help_and_a_group():
 
 
 def test_integers_are_accepted_for_floats_and_nothing_else_is_converted():
-    made = config.TrainingConfig(noise_multiplier=1)
-    assert made.noise_multiplier == 1.0 and isinstance(made.noise_multiplier, float)
+    made = config.TrainingConfig.of(noise_multiplier=1)
+    assert made.privacy.noise_multiplier == 1.0 and isinstance(made.privacy.noise_multiplier, float)
     with pytest.raises(ValueError, match="num_rounds must be of type int, got '5'"):
-        config.TrainingConfig(noise_multiplier=1.0, num_rounds="5")
+        config.TrainingConfig.of(noise_multiplier=1.0, num_rounds="5")
     with pytest.raises(ValueError, match="num_rounds must be of type int, got True"):
-        config.TrainingConfig(noise_multiplier=1.0, num_rounds=True)
+        config.TrainingConfig.of(noise_multiplier=1.0, num_rounds=True)
 
 
 _DP = {"vocabulary": "dp", "target_epsilon": 1.0}
@@ -49,7 +49,7 @@ _DP = {"vocabulary": "dp", "target_epsilon": 1.0}
 )
 def test_a_vocabulary_that_no_budget_is_for_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        config.TrainingConfig(**options)
+        config.TrainingConfig.of(**options)
 
 
 @pytest.mark.parametrize(
@@ -64,15 +64,15 @@ def test_a_vocabulary_that_no_budget_is_for_is_refused(options, message):
     ],
 )
 def test_words_of_users_are_added_to_the_usual_public_list(given, base, size):
-    made = config.TrainingConfig(**_DP | given).with_defaults()
-    assert (made.vocabulary, made.base_vocabulary, made.vocabulary_size) == ("dp", base, size)
+    made = config.TrainingConfig.of(**_DP | given).with_defaults()
+    assert (made.language.vocabulary, made.language.base_vocabulary, made.language.vocabulary_size) == ("dp", base, size)
     assert made.with_defaults() == made
 
 
 def test_a_share_for_the_vocabulary_is_kept_beside_the_defaults():
     shares = "vocabulary=0.1,metrics=0.05"
-    made = config.TrainingConfig(**_DP | {"budget_shares": shares}).with_defaults()
-    assert (made.vocabulary, made.budget_shares) == ("dp", shares)
+    made = config.TrainingConfig.of(**_DP | {"budget_shares": shares}).with_defaults()
+    assert (made.language.vocabulary, made.releases.budget_shares) == ("dp", shares)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_share_for_the_vocabulary_is_kept_beside_the_defaults():
 )
 def test_what_cannot_be_used_is_refused_by_name(options, message):
     with pytest.raises(ValueError, match=message):
-        config.TrainingConfig(**options)
+        config.TrainingConfig.of(**options)
 
 
 @pytest.mark.parametrize(
@@ -135,24 +135,24 @@ def test_numbers_that_no_run_can_use_are_refused_before_data_is_read(options, bo
     ((name, value),) = options.items()
     message = f"^{name} must be a finite number, {bounds}, got {re.escape(repr(value))}"
     with pytest.raises(ValueError, match=message):
-        config.TrainingConfig(**{"noise_multiplier": 1.0} | options)
+        config.TrainingConfig.of(**{"noise_multiplier": 1.0} | options)
 
 
 def test_paths_become_absolute_and_keywords_stay(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    named = config.TrainingConfig(
+    named = config.TrainingConfig.of(
         noise_multiplier=1.0, data="a/users.jsonl", vocabulary="../words.txt", strategy="s.json"
     ).with_absolute_paths()
-    assert named.data == str(tmp_path / "a" / "users.jsonl")
-    assert named.vocabulary == str(tmp_path / ".." / "words.txt")
-    assert named.strategy == str(tmp_path / "s.json")
+    assert named.language.data == str(tmp_path / "a" / "users.jsonl")
+    assert named.language.vocabulary == str(tmp_path / ".." / "words.txt")
+    assert named.privacy.strategy == str(tmp_path / "s.json")
     for vocabulary in ("docs", "private"):
-        made = config.TrainingConfig(noise_multiplier=1.0, vocabulary=vocabulary)
+        made = config.TrainingConfig.of(noise_multiplier=1.0, vocabulary=vocabulary)
         assert made.with_absolute_paths() == made
 
 
 def test_the_privacy_asked_for_is_that_of_the_algorithm():
-    sampled = config.TrainingConfig(noise_multiplier=2.0, algorithm="dp-fedsgd").privacy()
+    sampled = config.TrainingConfig.of(noise_multiplier=2.0, algorithm="dp-fedsgd").request()
     assert sampled == sampled_privacy.SampledPrivacy(
         algorithm="dp-fedsgd",
         num_rounds=100,
@@ -161,12 +161,12 @@ def test_the_privacy_asked_for_is_that_of_the_algorithm():
         delta=defaults.DELTA,
         noise_multiplier=2.0,
     )
-    adaptive = config.TrainingConfig(
+    adaptive = config.TrainingConfig.of(
         target_epsilon=2.0, adaptive_clipping=True, num_rounds=1500, mechanism="blt", buffers=2
-    ).privacy()
+    ).request()
     assert adaptive.starts == (0, 128, 1152) and adaptive.adaptive_clipping
     assert adaptive.options.buffers == 2 and adaptive.target_epsilon == 2.0
-    assert config.TrainingConfig(mechanism="none").privacy().mechanism is None
+    assert config.TrainingConfig.of(mechanism="none").request().mechanism is None
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_the_privacy_asked_for_is_that_of_the_algorithm():
 )
 def test_a_simulation_needs_a_larger_run(options, message):
     with pytest.raises(ValueError, match=message):
-        config.TrainingConfig(noise_multiplier=1.0, **options)
+        config.TrainingConfig.of(noise_multiplier=1.0, **options)
 
 
 @pytest.mark.parametrize(
@@ -194,23 +194,23 @@ def test_a_simulation_needs_a_larger_run(options, message):
 )
 def test_what_has_no_meaning_in_a_simulation_is_refused(options):
     with pytest.raises(ValueError, match="has no meaning with simulate_report_goal, because"):
-        config.TrainingConfig(simulate_report_goal=100, simulate_population=1000, **options)
+        config.TrainingConfig.of(simulate_report_goal=100, simulate_population=1000, **options)
 
 
 def test_adam_adds_something_to_a_moment_that_may_be_zero():
     with pytest.raises(ValueError, match="server_adam_epsilon must be .* at least 1e-37"):
-        config.TrainingConfig(noise_multiplier=1.0, server_adam_epsilon=0.0)
+        config.TrainingConfig.of(noise_multiplier=1.0, server_adam_epsilon=0.0)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_a_decay_of_averages_is_between_zero_and_one(value):
     with pytest.raises(ValueError, match="iterate_averaging must be"):
-        config.TrainingConfig(noise_multiplier=1.0, iterate_averaging=value)
+        config.TrainingConfig.of(noise_multiplier=1.0, iterate_averaging=value)
 
 
 def test_a_warm_up_ends():
     with pytest.raises(ValueError, match="server_warmup_rounds must be below num_rounds=10"):
-        config.TrainingConfig(noise_multiplier=1.0, num_rounds=10, server_warmup_rounds=10)
+        config.TrainingConfig.of(noise_multiplier=1.0, num_rounds=10, server_warmup_rounds=10)
 
 
 @pytest.mark.parametrize(
@@ -219,16 +219,16 @@ def test_a_warm_up_ends():
 def test_options_of_sampled_algorithms_are_refused_for_dp_ftrl(options):
     (name,) = options
     with pytest.raises(ValueError, match=f"{name} applies to algorithm 'dp-fedavg' or"):
-        config.TrainingConfig(noise_multiplier=1.0, **options)
-    of_run = config.TrainingConfig(algorithm="dp-fedavg", noise_multiplier=1.0, **options)
-    assert getattr(of_run.privacy(), name) == options[name]
+        config.TrainingConfig.of(noise_multiplier=1.0, **options)
+    of_run = config.TrainingConfig.of(algorithm="dp-fedavg", noise_multiplier=1.0, **options)
+    assert getattr(of_run.request(), name) == options[name]
 
 
 def test_later_clip_norms_stand_behind_the_rounds_before_them():
     options = {"algorithm": "dp-fedsgd", "noise_multiplier": 1.0, "num_rounds": 100}
-    made = config.TrainingConfig(**options, clip_norm_schedule="40:0.3, 60:0.1")
-    assert made.privacy().later_clip_norms == ((40, 0.3), (60, 0.1))
-    assert config.TrainingConfig(**options).privacy().later_clip_norms == ()
+    made = config.TrainingConfig.of(**options, clip_norm_schedule="40:0.3, 60:0.1")
+    assert made.request().later_clip_norms == ((40, 0.3), (60, 0.1))
+    assert config.TrainingConfig.of(**options).request().later_clip_norms == ()
 
 
 @pytest.mark.parametrize(
@@ -255,33 +255,33 @@ def test_later_clip_norms_stand_behind_the_rounds_before_them():
 def test_what_is_no_schedule_of_clip_norms_is_refused(options, message):
     given = {"algorithm": "dp-fedavg", "noise_multiplier": 1.0, "num_rounds": 100}
     with pytest.raises(ValueError, match=message):
-        config.TrainingConfig(**given | options)
+        config.TrainingConfig.of(**given | options)
 
 
 def test_a_workload_is_that_of_the_server():
     options = {"noise_multiplier": 1.0, "num_rounds": 30, "workload": "auto"}
-    made = config.TrainingConfig(server_momentum=0.8, server_decay="cosine", **options)
+    made = config.TrainingConfig.of(server_momentum=0.8, server_decay="cosine", **options)
     rule = workload.UpdateRule(momentum=0.8, decay="cosine")
-    assert made.privacy().options.workload == rule.workload(30)
-    plain = config.TrainingConfig(server_optimizer="sgd", **options)
-    assert plain.mechanism_options == config.TrainingConfig(noise_multiplier=1.0).mechanism_options
+    assert made.request().options.workload == rule.workload(30)
+    plain = config.TrainingConfig.of(server_optimizer="sgd", **options)
+    assert plain.mechanism_options == config.TrainingConfig.of(noise_multiplier=1.0).mechanism_options
     for changes, message in (
         ({"mechanism": "tree"}, "workload is for the mechanism blt or .* not for tree"),
         ({"strategy": "file"}, "workload has no meaning with a strategy file"),
         ({"algorithm": "dp-fedavg"}, "workload applies to algorithm 'dp-ftrl' only"),
     ):
         with pytest.raises(ValueError, match=message):
-            config.TrainingConfig(**options | changes)
+            config.TrainingConfig.of(**options | changes)
 
 
 _CYCLIC = {"sampling": "cyclic", "mechanism": "bandtoep", "bands": 4, "noise_multiplier": 1.0}
 
 
 def test_a_sampling_asks_for_amplified_privacy_whatever_the_algorithm():
-    asked = config.TrainingConfig(**_CYCLIC).privacy()
+    asked = config.TrainingConfig.of(**_CYCLIC).request()
     assert isinstance(asked, amplified_privacy.AmplifiedPrivacy)
     assert (asked.sampling, asked.options.bands, asked.min_sep) == ("cyclic", 4, None)
-    assert config.TrainingConfig(**_CYCLIC, algorithm="dp-fedavg").privacy() == asked
+    assert config.TrainingConfig.of(**_CYCLIC, algorithm="dp-fedavg").request() == asked
 
 
 @pytest.mark.parametrize(
@@ -301,4 +301,4 @@ def test_a_sampling_asks_for_amplified_privacy_whatever_the_algorithm():
 )
 def test_what_no_sampled_run_can_have_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        config.TrainingConfig(**(_CYCLIC | options))
+        config.TrainingConfig.of(**(_CYCLIC | options))

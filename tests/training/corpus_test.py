@@ -29,7 +29,7 @@ def _read(data, **options):
     vocabulary = data.with_name("words.txt")
     vocabulary.write_text("the\ntests\n")
     defaults = {"data": str(data), "vocabulary": str(vocabulary), "mechanism": "none"}
-    config = config_lib.TrainingConfig(**defaults | options)
+    config = config_lib.TrainingConfig.of(**defaults | options)
     return corpus.read(config.part(corpus.TextOptions))
 
 
@@ -93,10 +93,10 @@ def test_a_check_of_the_text_counts_nothing(tmp_path):
     data = str(tmp_path / "c.jsonl")
     options = {"data": data, "vocabulary": "dp", "target_epsilon": 1.0}
     for base, words in (("none", "docs"), ("english", "english")):
-        config = config_lib.TrainingConfig(base_vocabulary=base, **options)
+        config = config_lib.TrainingConfig.of(base_vocabulary=base, **options)
         checked = config.part(corpus.TextOptions).without_noise()
         assert (checked.vocabulary, checked.data) == (words, data)
-        other = dataclasses.replace(config, target_epsilon=2.0, delta=1e-7)
+        other = config.changed(target_epsilon=2.0, delta=1e-7)
         assert other.part(corpus.TextOptions).without_noise() == checked
 
 
@@ -206,7 +206,7 @@ def test_files_are_read_without_tensorflow(tmp_path):
 import sys
 from tff_dpftrl.training import config, corpus
 options = {{"data": {str(data)!r}, "vocabulary": "private", "mechanism": "none"}}
-options = config.TrainingConfig(**options).part(corpus.TextOptions)
+options = config.TrainingConfig.of(**options).part(corpus.TextOptions)
 assert len(corpus.read(options).train) > 20
 assert "tensorflow" not in sys.modules
 """

@@ -61,8 +61,8 @@ def test_every_mechanism_and_every_sampling_has_a_cell():
 
 @pytest.mark.parametrize(("mechanism", "sampling", "says"), _RUNS)
 def test_what_runs_has_a_guarantee_and_releases_noised_sums(mechanism, sampling, says):
-    config = config_lib.TrainingConfig(**_options(mechanism, sampling))
-    plan = config.privacy().plan(_NUM_CLIENTS, 100)
+    config = config_lib.TrainingConfig.of(**_options(mechanism, sampling))
+    plan = config.request().plan(_NUM_CLIENTS, 100)
     assert 0.0 < plan.epsilon_after(1) <= plan.epsilon_after(_NUM_ROUNDS) < float("inf")
     assert plan.needs_secret_cohorts == ("[S]" not in says)
     private_round = process.build_aggregation(config.learning, plan).private_round
@@ -92,7 +92,7 @@ def test_what_does_not_run_is_refused_with_the_message_of_the_page(mechanism, sa
     number = re.fullmatch(r"no \[(\d)\]", says)[1]
     message = re.search(rf'- \[{number}\] "(.+?)"', _SECTION.replace("\n  ", " "))[1]
     with pytest.raises(ValueError, match=re.escape(message)):
-        config_lib.TrainingConfig(**_options(mechanism, sampling)).privacy().plan(_NUM_CLIENTS, 9)
+        config_lib.TrainingConfig.of(**_options(mechanism, sampling)).request().plan(_NUM_CLIENTS, 9)
 
 
 @pytest.mark.slow

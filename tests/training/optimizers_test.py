@@ -10,7 +10,7 @@ from tff_dpftrl.training import optimizers
 
 def _config(**changes):
     values = {"num_rounds": 8, "clients_per_round": 5, "noise_multiplier": 1.0} | changes
-    return config_lib.TrainingConfig(**values)
+    return config_lib.TrainingConfig.of(**values)
 
 
 def _rates(**options):
@@ -41,7 +41,7 @@ def test_the_servers_learning_rate_follows_its_schedule():
 def test_momentum_restarts_with_the_noise():
     restarting = {"adaptive_clipping": True, "restart_warmup": 3, "restart_every": 4}
     optimizer = optimizers.build_server_optimizer(
-        config_lib.TrainingConfig(
+        config_lib.TrainingConfig.of(
             noise_multiplier=1.0, num_rounds=8, restart_optimizer=True, **restarting
         ).learning
     )
@@ -54,7 +54,7 @@ def test_momentum_restarts_with_the_noise():
     np.testing.assert_allclose(moves, [*grown[:3], *grown, 1.0], rtol=1e-5)
     # The schedule goes on where the momentum begins anew.
     scheduled = optimizers.build_server_optimizer(
-        config_lib.TrainingConfig(
+        config_lib.TrainingConfig.of(
             noise_multiplier=1.0,
             num_rounds=8,
             restart_optimizer=True,
@@ -71,7 +71,7 @@ def test_momentum_restarts_with_the_noise():
     rates = 1 - np.arange(8) / 8
     np.testing.assert_allclose(moves, rates * [*grown[:3], *grown, 1.0], rtol=1e-5)
     with pytest.raises(ValueError, match="restart_optimizer is for runs whose noise restarts"):
-        config_lib.TrainingConfig(noise_multiplier=1.0, restart_optimizer=True)
+        config_lib.TrainingConfig.of(noise_multiplier=1.0, restart_optimizer=True)
 
 
 @pytest.mark.parametrize(
@@ -95,12 +95,12 @@ def test_a_workload_is_what_the_server_makes_of_impulses(options):
     for step, impulse in enumerate(np.eye(size, dtype=np.float32)):
         state, new = optimizer.next(state, weights, tf.constant(impulse))
         change = weights.numpy() - new.numpy().astype(np.float64)
-        if config.server_optimizer == "adam":
+        if config.learning.server_optimizer == "adam":
             # With a large epsilon the preconditioner is constant, but for Adam's √(1 − β₂^t).
             change *= 1e6 / np.sqrt(1 - 0.999 ** (step + 1))
         moved = moved + change
         weights = new
-        averaged = config.iterate_averaging is not None
+        averaged = config.learning.iterate_averaging is not None
         rows.append(-state["average"].numpy() if averaged else moved)
     found = config.mechanism_options.workload
     np.testing.assert_allclose(np.array(rows), found.matrix(), rtol=1e-3, atol=1e-5)

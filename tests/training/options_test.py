@@ -19,7 +19,7 @@ def test_toml_options_may_stand_in_tables(tmp_path):
     content = 'num_rounds = 7\n[privacy]\nnoise_multiplier = 2\nmechanism = "tree"\n'
     path.write_text(content, encoding="utf-8-sig")
     made = options_lib.config_from_mapping(options_lib.read_toml(path), str(path))
-    assert (made.num_rounds, made.noise_multiplier, made.mechanism) == (7, 2.0, "tree")
+    assert (made.rounds.num_rounds, made.privacy.noise_multiplier, made.privacy.mechanism) == (7, 2.0, "tree")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_mechanism_takes_the_place_of_a_strategy():
 
 
 def test_resolved_config_round_trips():
-    made = config.TrainingConfig(target_epsilon=3.0, mechanism="tree", max_users=30)
+    made = config.TrainingConfig.of(target_epsilon=3.0, mechanism="tree", max_users=30)
     read = json.loads(json.dumps(made.to_dict()))
     assert options_lib.config_from_mapping(read, "config.json") == made
 
@@ -94,8 +94,8 @@ def test_a_begun_run_of_an_earlier_version_keeps_its_sizes():
     # Its manifest has what were all the options of models then.
     began = {"model": "word-lstm", "embedding_size": 96, "lstm_size": 128, "tie_embeddings": True}
     made = options_lib.of_begun_run(began | {"mechanism": "none"}, "config.json")
-    assert made.model_sizes == {"embedding_size": 96, "state_size": 128, "tie_embeddings": True}
-    assert made.model_sizes == made.with_defaults().model_sizes
+    assert made.language.model_sizes == {"embedding_size": 96, "state_size": 128, "tie_embeddings": True}
+    assert made.language.model_sizes == made.with_defaults().model_sizes
 
 
 @pytest.mark.parametrize("kind", [manifest.TRAINING, manifest.FINETUNING])

@@ -110,7 +110,7 @@ def test_a_run_begins_with_its_weights_and_says_so(corpus, pretrained, tmp_path)
     again = run.train(None, tmp_path / "run", progress=lines.append)
     assert sentence in again.statement.not_covered
     # And who goes on with its model on the same users is told of both.
-    config = dataclasses.replace(config, initial_weights=str(tmp_path / "run"))
+    config = config.changed(initial_weights=str(tmp_path / "run"))
     second = run.train(config, tmp_path / "second", progress=lines.append).statement
     assert "All of these runs trained on the same users." in second.headline_caveats[-1]
     assert second.epsilon is None or second.parameters["epsilon_with_earlier_runs"] > second.epsilon
@@ -203,7 +203,7 @@ def test_texts_that_nearly_repeat_protected_ones_are_left_out_and_it_is_said(cor
     with pytest.raises(ValueError, match="the very text that this run protects"):
         warm_start.refuse_protected(tmp_path / "out", str(tmp_path / "public.jsonl"))
     with pytest.raises(ValueError, match="is the file of the users to be protected"):
-        pretraining.read(dataclasses.replace(config, data=str(corpus / "users.jsonl")), options)
+        pretraining.read(config.changed(data=str(corpus / "users.jsonl")), options)
 
 
 @pytest.mark.parametrize(

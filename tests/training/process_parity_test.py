@@ -137,8 +137,8 @@ def _cohort(round_index):
     ],
 )
 def test_ten_rounds_are_those_of_tff(options):
-    config = config_lib.TrainingConfig(**(_COMMON | options))
-    plan = config.privacy().plan(20, _MODEL.num_parameters)
+    config = config_lib.TrainingConfig.of(**(_COMMON | options))
+    plan = config.request().plan(20, _MODEL.num_parameters)
     model = functional_model.build(_MODEL, _SPECIAL, seed=0)
     native = compiled_process.CompiledProcess(process.build_round(plan, config.learning, model))
     with contexts.compiled_only():

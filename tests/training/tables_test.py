@@ -60,9 +60,9 @@ def test_all_forms_of_a_table_give_the_same_run(corpus, rows, tmp_path, monkeypa
         ("t.jsonl", {"user_column": "who", "text_column": "said"}),
         ("t.parquet", {}),
     ):
-        changed = dataclasses.replace(config, data=name, **options)
+        changed = config.changed(data=name, **options)
         run.train(changed, tmp_path / "runs" / name, progress=said.append)
-    run.train(dataclasses.replace(config, data="docs"), tmp_path / "runs" / "rows", rows=iter(rows))
+    run.train(config.changed(data="docs"), tmp_path / "runs" / "rows", rows=iter(rows))
     for name in ("t.jsonl", "t.parquet", "rows"):
         _assert_same(tmp_path / "runs" / name, tmp_path / "runs" / "1.csv,2.csv")
     assert any("users are in the column 'author', texts in 'body'" in line for line in said)
@@ -75,7 +75,7 @@ def test_a_run_on_rows_goes_on_with_the_same_rows_only(corpus, rows, tmp_path):
     config = toy_run.config(corpus, data="mine", num_rounds=4, stop_at_accuracy=1e-6)
     run.train(config, tmp_path / "run", rows=rows)  # Stops at the first evaluation.
     assert manifest.read(tmp_path / "run").config["data"] == "mine"
-    assert "rows=..." in custom_models.resume_command(config.model, tmp_path / "run", "mine")
+    assert "rows=..." in custom_models.resume_command(config.language.model, tmp_path / "run", "mine")
     assert len(run.train(None, tmp_path / "run", rows=rows).rows) == 3
     with pytest.raises(ValueError, match=r"was in memory: give it again.*rows=\.\.\."):
         run.train(None, tmp_path / "run")
@@ -95,7 +95,7 @@ def test_pretraining_takes_rows_and_later_runs_recognise_them(corpus, rows, tmp_
     assert record["source"] == "public rows, declared public by the operator"
     config = toy_run.config(corpus, initial_weights=str(tmp_path / "pre"))
     with pytest.raises(ValueError, match="public rows', the very text that this run protects"):
-        run.train(dataclasses.replace(config, data="mine"), tmp_path / "run", rows=rows)
+        run.train(config.changed(data="mine"), tmp_path / "run", rows=rows)
     # And rows of the users to be protected are refused, wherever their texts are now.
     protected = jsonl.read(corpus / "users.jsonl")
     again = [(user, text) for user in protected.user_ids for text in protected.examples(user)]
@@ -210,7 +210,7 @@ def test_n_grams_of_a_large_corpus_are_counted_on_a_sample_that_is_named(rows, m
 
 def test_who_is_kept_for_a_test_can_be_trained_on_with_tables(corpus, rows):
     def users(**options):
-        config = config_lib.TrainingConfig(data="mine", mechanism="none", **options)
+        config = config_lib.TrainingConfig.of(data="mine", mechanism="none", **options)
         return corpus_lib.read_users(config.part(corpus_lib.UserOptions), rows=rows)
 
     usual, more = users(), users(train_on_test_users=True)

@@ -75,7 +75,7 @@ def corpus(tmp_path_factory):
 
 def config(corpus: pathlib.Path, **options: Any) -> config_lib.TrainingConfig:
     """A run of a second or two a round; its noise can be drawn again."""
-    return config_lib.TrainingConfig(
+    return config_lib.TrainingConfig.of(
         **{
             "data": str(corpus / "users.jsonl"),
             "vocabulary": str(corpus / "words.txt"),

@@ -195,7 +195,7 @@ def test_strides_are_all_that_is_seen_of_b_min_sep_without_the_secret():
 @pytest.mark.parametrize("kind", ["bins", "cyclic", "b-min-sep"])
 def test_the_noise_of_a_simulation_is_recounted_by_what_its_rounds_expect(kind, tmp_path):
     bands = {} if kind == "bins" else {"bands": 2, "min_sep": 2}
-    config = config_lib.TrainingConfig(
+    config = config_lib.TrainingConfig.of(
         sampling=kind,
         mechanism="identity" if kind == "bins" else "bandtoep",
         noise_multiplier=2.0,
@@ -205,7 +205,7 @@ def test_the_noise_of_a_simulation_is_recounted_by_what_its_rounds_expect(kind, 
         simulate_population=990,
         **bands,
     )
-    plan = config.privacy().plan(53, 10)
+    plan = config.request().plan(53, 10)
     facts = {"training_users": 53}
     public = {"config": config.to_dict(), "derived": plan.derived(), "facts": facts}
     run = records.Records(tmp_path, public, *[None] * 7, unreadable=())

@@ -37,7 +37,7 @@ _PREAMBLE = "from tests.runtime.tasks import sensor_task\n"
 
 
 def _config(**options):
-    return task_config.TaskConfig(
+    return task_config.TaskConfig.of(
         **{
             "build": task_config.IN_MEMORY,
             "population": "tests",
@@ -288,7 +288,7 @@ def test_rounds_of_devices_are_those_of_the_compiled_simulation(tmp_path, kind):
     device = device_work.DeviceWork(made.devices[0])
     repeated = entropy.Repeated()  # Both have the same noise.
     work = server_work.ServerWork(task_folder.read(tmp_path / "task").server, repeated)
-    plan = made.config.privacy().plan(made.config.num_devices, 57)
+    plan = made.config.request().plan(made.config.serving.num_devices, 57)
     model = own_model.read(
         defined.model, defined.pipeline.batch_spec(), loss=defined.loss, metrics=defined.metrics
     )
@@ -382,7 +382,7 @@ def test_a_fleet_trains_and_evaluates_it_with_secure_sums(tmp_path):
     made = _make(tmp_path / "own", defined, num_rounds=6, min_sep=1, **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measured_run, "measure", lambda *_: measured_run.Cost(0.1, 0.2, 1000))
-        changed = dataclasses.replace(made.config, task="", num_rounds=2)
+        changed = made.config.changed(task="", num_rounds=2)
         making.make_evaluation(
             made, changed, tmp_path / "watch", small_tasks.KEY,
             progress=lambda line: None, definition=defined,

@@ -25,7 +25,7 @@ _GIVEN = {
 
 
 def _config(**changes):
-    return task_config.TaskConfig(**(_GIVEN | changes))
+    return task_config.TaskConfig.of(**(_GIVEN | changes))
 
 
 def test_a_plan_demands_what_the_options_say():
@@ -50,8 +50,8 @@ def test_the_least_group_is_its_share_of_the_least_reports_and_is_kept():
     assert _config(least_group=5).resolved("nwp").least_group == 5
     assert _config(secure_aggregation=None).resolved("nwp").least_group is None
     resolved = thirds.resolved("nwp")
-    assert task_config.TaskConfig(**resolved.to_dict()) == resolved
-    smaller = dataclasses.replace(resolved, least_group=3)
+    assert task_config.TaskConfig.of(**resolved.to_dict()) == resolved
+    smaller = resolved.changed(least_group=3)
     assert smaller.resolved("nwp").least_group == 3
 
 
@@ -75,7 +75,7 @@ def test_a_round_has_as_many_groups_as_the_options_say(
     )
     wanted = config.rounds.wanted
     task = population.Task("nwp", config.rounds, None, None, secure_sum=demanded)
-    assert task.num_groups(wanted) == -(-wanted // config.devices_per_aggregator)
+    assert task.num_groups(wanted) == -(-wanted // config.serving.devices_per_aggregator)
 
 
 @pytest.mark.parametrize(
