@@ -432,7 +432,7 @@ class Experiment:
         plan = config.request().plan(len(text.train), of_text.model.num_parameters)
 
         built = execution.CompiledProcess(
-            process.build_round(plan, config.learning, of_text.functional_model()),
+            process.build_round(plan, config.rules, of_text.functional_model()),
             dataset_fn=of_text.batches,
             tensor_spec=of_text.rows_spec,
         )

@@ -200,7 +200,7 @@ def test_the_note_of_held_out_users_is_near_the_split():
     assert sum(shares) / 20_000 == pytest.approx(plan_report._TRAINING_SHARE, abs=margin)
 
 
-_CONFIG_FIELDS = set(config.TrainingConfig.__dataclass_fields__)
+_CONFIG_FIELDS = config.TrainingConfig.known()
 
 
 def test_a_budget_is_split_by_shares(capsys):

@@ -1,6 +1,5 @@
 """Tests of `tff-dpftrl task`: options, keys, groups, and its errors."""
 
-import dataclasses
 import json
 import stat
 import types
@@ -61,7 +60,8 @@ def test_flags_overrule_the_file(made, options, tmp_path, capsys):
     arguments = ["--rounds", "30", "--over-selection", "1.5", "--no-shuffle"]
     assert _new("--config", options, *arguments, "--output", output) == 0
     [(config, path, key)] = made
-    assert (config.rounds.num_rounds, config.serving.over_selection, config.definition.shuffle) == (30, 1.5, False)
+    assert (config.rounds.num_rounds, config.serving.over_selection) == (30, 1.5)
+    assert not config.definition.shuffle
     assert (config.rounds.clients_per_round, path) == (40, output)
     printed = capsys.readouterr()
     assert f"--population keyboard --task {output}" in printed.out
@@ -181,8 +181,7 @@ def test_an_evaluation_has_groups_of_its_own_size(monkeypatch, tmp_path):
         return types.SimpleNamespace(name=output.name)
 
     monkeypatch.setattr(making, "make_evaluation", make)
-    secure = dataclasses.replace(
-        small_folder.CONFIG,
+    secure = small_folder.CONFIG.changed(
         clients_per_round=40,
         secagg_bits=20,
         secure_aggregation="honest-but-curious",
@@ -192,7 +191,7 @@ def test_an_evaluation_has_groups_of_its_own_size(monkeypatch, tmp_path):
     small_folder.write(tmp_path / "small", small_tasks.ROUNDS["blt"](), config=config)
     arguments = ["--evaluates", tmp_path / "small", "--clients-per-round", "10"]
     assert _new(*arguments, "--output", tmp_path / "watch") == 0
-    assert found[0].resolved("watch").least_group == 8
+    assert found[0].resolved("watch").sums.least_group == 8
     assert found[0].secure_aggregation == "honest-but-curious"
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from tff_dpftrl.models import table as model_table
 from tff_dpftrl.sweeps import cells, kinds
+from tff_dpftrl.training import noise_options
 
 
 def test_cells_are_the_product_and_the_last_axis_is_fastest():
@@ -45,7 +46,7 @@ def test_a_value_of_none_leaves_the_option_out():
 )
 def test_without_noise_nothing_is_said_about_it(options):
     none, blt = cells.grid(options, {"mechanism": ("none", "blt")})
-    assert (none.config.privacy.noise_multiplier, none.config.target_epsilon) == (None, None)
+    assert isinstance(none.config.privacy, noise_options.NoNoise)
     assert none.config.simulation.simulate_report_goal is None
     assert blt.config.to_dict().items() >= options.items()
 
@@ -66,7 +67,11 @@ def test_cells_without_noise_that_differ_in_noise_only_are_one():
 @pytest.mark.parametrize(
     "options, axes, message",
     [
-        ({"mechanism": "none"}, {"noise_multiplier": (1.0, 2.0)}, "noise_multiplier=1: .*leave it"),
+        (
+            {"mechanism": "none"},
+            {"noise_multiplier": (1.0, 2.0)},
+            "noise_multiplier=1: .*leave one",
+        ),
         ({}, {"mechanism": ("tree",)}, "cell mechanism=tree: .* needs either noise_multiplier"),
         (
             {"noise_multiplier": 1.0, "buffers": 2},

@@ -1,6 +1,5 @@
 """Tests of tff_dpftrl.sweeps.kinds: the privacy of runs that have not begun."""
 
-import dataclasses
 import sys
 
 import pytest

@@ -1,6 +1,5 @@
 """Tests of tff_dpftrl.sweeps.selection_plan."""
 
-import dataclasses
 import functools
 
 import pytest

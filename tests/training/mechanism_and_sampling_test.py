@@ -65,7 +65,7 @@ def test_what_runs_has_a_guarantee_and_releases_noised_sums(mechanism, sampling,
     plan = config.request().plan(_NUM_CLIENTS, 100)
     assert 0.0 < plan.epsilon_after(1) <= plan.epsilon_after(_NUM_ROUNDS) < float("inf")
     assert plan.needs_secret_cohorts == ("[S]" not in says)
-    private_round = process.build_aggregation(config.learning, plan).private_round
+    private_round = process.build_aggregation(config.rules, plan).private_round
     released = _rounds(private_round, plan)
     # What is left after the clients' sum has the noise that the plan says.
     noise = released * plan.clients_per_round / (plan.noise_multiplier * plan.clip_norm)
@@ -92,7 +92,8 @@ def test_what_does_not_run_is_refused_with_the_message_of_the_page(mechanism, sa
     number = re.fullmatch(r"no \[(\d)\]", says)[1]
     message = re.search(rf'- \[{number}\] "(.+?)"', _SECTION.replace("\n  ", " "))[1]
     with pytest.raises(ValueError, match=re.escape(message)):
-        config_lib.TrainingConfig.of(**_options(mechanism, sampling)).request().plan(_NUM_CLIENTS, 9)
+        config = config_lib.TrainingConfig.of(**_options(mechanism, sampling))
+        config.request().plan(_NUM_CLIENTS, 9)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ def _config(**changes):
 def _rates(**options):
     """What the server's SGD makes of a unit update in every round."""
     optimizer = optimizers.build_server_optimizer(
-        _config(server_optimizer="sgd", server_learning_rate=2.0, **options).learning
+        _config(server_optimizer="sgd", server_learning_rate=2.0, **options).rules
     )
     state, steps = optimizer.initialize(tf.TensorSpec([])), []
     for _ in range(8):
@@ -43,7 +43,7 @@ def test_momentum_restarts_with_the_noise():
     optimizer = optimizers.build_server_optimizer(
         config_lib.TrainingConfig.of(
             noise_multiplier=1.0, num_rounds=8, restart_optimizer=True, **restarting
-        ).learning
+        ).rules
     )
     state, weights, moves = optimizer.initialize(tf.TensorSpec([])), tf.zeros([]), []
     for _ in range(8):
@@ -61,7 +61,7 @@ def test_momentum_restarts_with_the_noise():
             server_decay="linear",
             iterate_averaging=0.5,
             **restarting,
-        ).learning
+        ).rules
     )
     state, weights, moves = scheduled.initialize(tf.TensorSpec([])), tf.zeros([]), []
     for _ in range(8):
@@ -70,7 +70,10 @@ def test_momentum_restarts_with_the_noise():
         weights = moved
     rates = 1 - np.arange(8) / 8
     np.testing.assert_allclose(moves, rates * [*grown[:3], *grown, 1.0], rtol=1e-5)
-    with pytest.raises(ValueError, match="restart_optimizer is for runs whose noise restarts"):
+    with pytest.raises(
+        ValueError,
+        match="restart_optimizer has no meaning with algorithm 'dp-ftrl', but with adaptive",
+    ):
         config_lib.TrainingConfig.of(noise_multiplier=1.0, restart_optimizer=True)
 
 
@@ -88,7 +91,7 @@ def test_momentum_restarts_with_the_noise():
 def test_a_workload_is_what_the_server_makes_of_impulses(options):
     size = 16
     config = _config(num_rounds=size, workload="auto", **options)
-    optimizer = optimizers.build_server_optimizer(config.learning)
+    optimizer = optimizers.build_server_optimizer(config.rules)
     weights = tf.zeros(size)
     state = optimizer.initialize(tf.TensorSpec([size]))
     rows, moved = [], np.zeros(size)
@@ -102,5 +105,5 @@ def test_a_workload_is_what_the_server_makes_of_impulses(options):
         weights = new
         averaged = config.learning.iterate_averaging is not None
         rows.append(-state["average"].numpy() if averaged else moved)
-    found = config.mechanism_options.workload
+    found = config.request().options.workload
     np.testing.assert_allclose(np.array(rows), found.matrix(), rtol=1e-3, atol=1e-5)

@@ -91,9 +91,9 @@ def test_the_change_of_figure_8_costs_nothing():
 
 
 def test_the_model_has_the_papers_size():
-    config = _config().with_defaults()
+    language = _config().with_defaults().language
     model = model_table.build(
-        config.language.model, vocabulary_size=config.language.vocabulary_size + 4, **config.language.model_sizes
+        language.model, vocabulary_size=language.vocabulary_size + 4, **language.model_sizes
     )
     assert model.num_parameters == pytest.approx(1.35e6, rel=0.01)
 

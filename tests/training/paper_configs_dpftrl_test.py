@@ -62,9 +62,9 @@ def _config(name, **given):
     return options_lib.config_from_mapping(options, name).with_absolute_paths().with_defaults()
 
 
-def _num_parameters(config):
+def _num_parameters(language):
     return model_table.build(
-        config.language.model, vocabulary_size=config.language.vocabulary_size + 4, **config.language.model_sizes
+        language.model, vocabulary_size=language.vocabulary_size + 4, **language.model_sizes
     ).num_parameters
 
 
@@ -91,16 +91,17 @@ def test_statement_and_account_have_the_published_numbers(row, capsys):
     name, given, num_devices, gap, rho, epsilon = _PUBLISHED[row]
     config = _config(name, **given)
     stated = _stated(_planned(config, num_devices))
-    assert config.privacy.min_sep == gap + 1
+    noise, rounds = config.privacy, str(config.rounds.num_rounds)
+    assert noise.min_sep == gap + 1
     assert rho in _printed(stated.rho_zcdp, rho)
     assert epsilon is None or epsilon in _printed(stated.epsilon, epsilon)
-    which = ("--strategy", config.privacy.strategy) if config.privacy.strategy else ("--mechanism", "tree")
+    which = ("--strategy", noise.strategy) if noise.strategy else ("--mechanism", "tree")
     restarts = ("--first-restart", "128", "--restart-every", "1024")
     assert not main.main([
-        "account", *which, "--noise-multiplier", str(config.privacy.noise_multiplier),
-        "--rounds", str(config.rounds.num_rounds), "--min-sep-gap", str(gap),
-        "--max-participations", str(config.privacy.max_participations), "--delta", "1e-10",
-        *(restarts if config.privacy.adaptive_clipping else ()), "--format", "json",
+        "account", *which, "--noise-multiplier", str(noise.noise_multiplier),
+        "--rounds", rounds, "--min-sep-gap", str(gap),
+        "--max-participations", str(noise.max_participations), "--delta", "1e-10",
+        *(restarts if noise.adaptive_clipping else ()), "--format", "json",
     ])  # fmt: skip
     accounted = json.loads(capsys.readouterr().out)
     assert accounted["rho_zcdp"] == pytest.approx(stated.rho_zcdp, rel=1e-12)
@@ -109,21 +110,22 @@ def test_statement_and_account_have_the_published_numbers(row, capsys):
 
 def test_plan_finds_the_noise_of_gboard(capsys):
     config = _config("gboard_fixed")
+    noise, rounds = config.privacy, str(config.rounds.num_rounds)
     assert not main.main([
-        "plan", "--population", "4210000", "--rounds", str(config.rounds.num_rounds), "--delta", "1e-10",
-        "--min-sep", str(config.privacy.min_sep), "--max-participations", str(config.privacy.max_participations),
+        "plan", "--population", "4210000", "--rounds", rounds, "--delta", "1e-10",
+        "--min-sep", str(noise.min_sep), "--max-participations", str(noise.max_participations),
         "--report-goals", "6500", "--mechanisms", "tree", "--target-rho", str(51 / 98),
         "--format", "json",
     ])  # fmt: skip
     (plan,) = json.loads(capsys.readouterr().out)["plans"]
-    assert plan["noise_multiplier"] == pytest.approx(config.privacy.noise_multiplier, rel=1e-6)
+    assert plan["noise_multiplier"] == pytest.approx(noise.noise_multiplier, rel=1e-6)
     assert plan["report_goal"] == config.rounds.clients_per_round
 
 
 def test_adaptive_clipping_is_accounted_with_its_restart():
     config = _config("gboard_adaptive")
     plan = _planned(config, 2_380_000)
-    assert config.starts == (0, 128)
+    assert config.privacy.starts(config.rounds.num_rounds) == (0, 128)
     # Independent: a device is at most once in the first 128 rounds, since its stride is 227.
     schema = {k: schema_lib.MinSep(980 - 128, 227, k) for k in (3, 4)}
     late = {k: tree.Tree(980 - 128).sensitivity(schema[k]).squared for k in (3, 4)}
@@ -191,8 +193,8 @@ _NUM_PARAMETERS = {"gboard-cifg": 2.4e6, "word-lstm": 4.05e6}  # As printed in t
 
 @pytest.mark.parametrize("name", _CONFIGS)
 def test_models_are_as_large_as_printed(name):
-    config = _config(name)
-    assert _num_parameters(config) == pytest.approx(_NUM_PARAMETERS[config.language.model], rel=0.01)
+    language = _config(name).language
+    assert _num_parameters(language) == pytest.approx(_NUM_PARAMETERS[language.model], rel=0.01)
 
 
 _FILES = {"data": "users.sqlite", "vocabulary": "words.txt"}

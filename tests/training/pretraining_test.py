@@ -203,7 +203,7 @@ def test_texts_that_nearly_repeat_protected_ones_are_left_out_and_it_is_said(cor
     with pytest.raises(ValueError, match="the very text that this run protects"):
         warm_start.refuse_protected(tmp_path / "out", str(tmp_path / "public.jsonl"))
     with pytest.raises(ValueError, match="is the file of the users to be protected"):
-        pretraining.read(config.changed(data=str(corpus / "users.jsonl")), options)
+        pretraining.read(dataclasses.replace(config, data=str(corpus / "users.jsonl")), options)
 
 
 @pytest.mark.parametrize(

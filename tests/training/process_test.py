@@ -60,7 +60,7 @@ def test_only_metrics_of_the_cohort_are_exact(options, further):
     """Nothing else of the reports reaches the server, and the update only with its noise."""
     config = _config(**options)
     plan = config.request().plan(100, 4)
-    found = process.build_round(plan, config.learning, bucket_counts.build_model(4))
+    found = process.build_round(plan, config.rules, bucket_counts.build_model(4))
     allowed = _CHANGES | further
     if options.get("mechanism") == "none":
         del allowed["update/non_finite_clients"]
@@ -84,7 +84,7 @@ def test_only_metrics_of_the_cohort_are_exact(options, further):
 
 
 def _mechanism(config):
-    return process.build_aggregation(config.learning, config.request().plan(100, 10)).private_round
+    return process.build_aggregation(config.rules, config.request().plan(100, 10)).private_round
 
 
 def test_a_sampled_cohort_is_clipped_and_divided_as_asked():

@@ -75,7 +75,8 @@ def test_a_run_on_rows_goes_on_with_the_same_rows_only(corpus, rows, tmp_path):
     config = toy_run.config(corpus, data="mine", num_rounds=4, stop_at_accuracy=1e-6)
     run.train(config, tmp_path / "run", rows=rows)  # Stops at the first evaluation.
     assert manifest.read(tmp_path / "run").config["data"] == "mine"
-    assert "rows=..." in custom_models.resume_command(config.language.model, tmp_path / "run", "mine")
+    model = config.language.model
+    assert "rows=..." in custom_models.resume_command(model, tmp_path / "run", "mine")
     assert len(run.train(None, tmp_path / "run", rows=rows).rows) == 3
     with pytest.raises(ValueError, match=r"was in memory: give it again.*rows=\.\.\."):
         run.train(None, tmp_path / "run")

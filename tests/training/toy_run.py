@@ -157,7 +157,7 @@ def _train(corpus, options, folder):
             patch.setattr(committed_rounds.CommittedRounds, "commit", kept)
             patch.chdir(corpus)
             own = config(pathlib.Path("."), **options)
-            assert own.data == "users.jsonl"
+            assert own.language.data == "users.jsonl"
             results = run.train(own, folder / "run", progress=lines.append)
     finally:
         os.umask(before)

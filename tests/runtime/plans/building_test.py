@@ -110,7 +110,7 @@ def test_every_mechanism_makes_plans(mechanism):
     config = config_lib.TrainingConfig.of(
         num_rounds=8, clients_per_round=3, mechanism=mechanism, min_sep=2, **noise
     )
-    aggregation = process_lib.build_aggregation(config.learning, config.request().plan(100, 4))
+    aggregation = process_lib.build_aggregation(config.rules, config.request().plan(100, 4))
     plans = small_tasks.plans(small_tasks.federated_averaging(aggregation))
     verification.check_device_plan(plans.devices[0])
 

@@ -293,9 +293,9 @@ def test_rounds_of_devices_are_those_of_the_compiled_simulation(tmp_path, kind):
         defined.model, defined.pipeline.batch_spec(), loss=defined.loss, metrics=defined.metrics
     )
     if kind == "variable":
-        simulated = _proximal_round(model, process.build_aggregation(made.config.learning, plan))
+        simulated = _proximal_round(model, process.build_aggregation(made.config.rules, plan))
     else:
-        simulated = process.build_round(plan, made.config.learning, model)
+        simulated = process.build_round(plan, made.config.rules, model)
     compiled = compiled_process.CompiledProcess(simulated, entropy=repeated)
     reference = compiled.initialize()
 

@@ -19,4 +19,7 @@ def test_a_proxy_gives_its_newest_texts_first(tmp_path):
         max_examples=2,
         text_feature="said",
     )
-    assert language_task.read_proxies(config) == [[{"said": "three"}, {"said": "two"}]] * 2
+    assert (
+        language_task.read_proxies(config.definition, config.devices.max_examples)
+        == [[{"said": "three"}, {"said": "two"}]] * 2
+    )

@@ -293,8 +293,7 @@ def _with_cache_on_a_host(made):
 
 @pytest.mark.slow
 def test_an_evaluation_takes_the_model_that_is_trained(folder, corpora, tmp_path):
-    config = dataclasses.replace(
-        folder.config,
+    config = folder.config.changed(
         task="",
         clients_per_round=3,
         min_sep=None,
@@ -359,8 +358,8 @@ def test_a_task_and_its_evaluation_show_the_server_sums_of_groups(
         adaptive_clipping=adaptive_clipping,
     )
     made = making.make(config, tmp_path / "toy", small_tasks.KEY, progress=lambda line: None)
-    options = dataclasses.replace(
-        made.config, task="", clients_per_round=4, min_sep=None, max_participations=None
+    options = made.config.changed(
+        task="", clients_per_round=4, min_sep=None, max_participations=None
     )
     watch = making.make_evaluation(
         made, options, tmp_path / "watch", small_tasks.KEY, progress=lambda line: None
