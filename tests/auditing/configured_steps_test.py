@@ -31,7 +31,6 @@ def _audit(toy, num_users=40, **options):
         {"sampling": "auto", "compute_budget": 64, "target_epsilon": 4.0},
         {**_TURNS, "sampling": "cyclic", "bands": 2},
         {**_TURNS, "sampling": "bins"},
-        {**_TURNS, "sampling": "b-min-sep", "bands": 2},
         {"clip_norm": None, "normalised_clipping": False, "iterate_averaging": 0.9},
     ],
     ids=str,

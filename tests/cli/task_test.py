@@ -170,7 +170,7 @@ def test_secure_aggregation_without_a_value_is_that_against_an_active_server(
 ):
     arguments = ["--secagg-bits", "20", "--secure-aggregation", *value]
     assert _new("--config", options, "--output", tmp_path / "nwp", *arguments) == 0
-    assert made[0][0].secure_aggregation == expected
+    assert made[0][0].sums.secure_aggregation == expected
 
 
 def test_an_evaluation_has_groups_of_its_own_size(monkeypatch, tmp_path):
@@ -192,7 +192,7 @@ def test_an_evaluation_has_groups_of_its_own_size(monkeypatch, tmp_path):
     arguments = ["--evaluates", tmp_path / "small", "--clients-per-round", "10"]
     assert _new(*arguments, "--output", tmp_path / "watch") == 0
     assert found[0].resolved("watch").sums.least_group == 8
-    assert found[0].secure_aggregation == "honest-but-curious"
+    assert found[0].sums.secure_aggregation == "honest-but-curious"
 
 
 def test_a_task_is_never_overwritten(made, options, tmp_path, capsys):

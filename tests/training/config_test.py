@@ -328,7 +328,7 @@ def test_a_sampling_asks_for_amplified_privacy_whatever_the_algorithm():
         ),
         (
             {"sampling": None, "algorithm": "dp-fedavg", "mechanism": "blt"},
-            "with sampling 'cyclic', 'bins'",
+            "with sampling 'cyclic' or 'bins'",
         ),
     ],
 )

@@ -46,8 +46,6 @@ class SampledSteps:
         The statement may be of DP-FedAvg, ELS or ULS, or of cyclic sampling, whose steps are the
         turns of a user.
         """
-        if parameters.get("sampling") == "b-min-sep":  # Its rounds are no steps like these.
-            return None
         names = ("turns_charged", "num_steps_charged", "num_rounds_charged")
         number: Any = next((parameters[name] for name in names if name in parameters), None)
         of_user = parameters.get("pool_of_user", 1)

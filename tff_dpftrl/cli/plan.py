@@ -31,10 +31,10 @@ round, and each device twice as often, is preferred only if it lowers the noise 
 epsilon grows) by a fifth.
 
 With --sampling, one party holds the data of --population clients and draws each round's clients in
-secret. For each number of clients a round, the plan with the least noise is printed. With cyclic
-and b-min-sep, it is the best of several numbers of bands of correlated noise, up to 64 (--all
-prints those that were tried). With bins, the number of bins follows from the number of clients a
-round, and the noise is a BLT's: give --report-goals, since each takes seconds.
+secret. For each number of clients a round, the plan with the least noise is printed. With cyclic,
+it is the best of several numbers of bands of correlated noise, up to 64 (--all prints those that
+were tried). With bins, the number of bins follows from the number of clients a round, and the noise
+is a BLT's: give --report-goals, since each takes seconds.
 
 With --budget-shares, --target-epsilon is for everything that the run releases. A share of the
 budget is a share of the squared mu of the Gaussian mechanism that spends it all. These quantities

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Algorithm = Literal["dp-ftrl", "dp-fedavg", "dp-fedsgd"]
 Mechanism = Literal[(*table.runnable(), "none")]
-Sampling = Literal["cyclic", "bins", "b-min-sep"]
+Sampling = Literal["cyclic", "bins"]
 Estimator = Literal["fixed-denominator", "clipped-denominator"]
 
 
@@ -347,15 +347,14 @@ class AdaptiveDpFtrl(DpFtrl):
 class Amplified(Correlated):
     """Correlated noise, and users who are sampled in secret."""
 
-    chosen_by = "sampling 'cyclic', 'bins' or 'b-min-sep'"
+    chosen_by = "sampling 'cyclic' or 'bins'"
 
     sampling: Sampling | None = option(
         None,
         "Secret sampling of users beside correlated noise, for data that one party holds whole. "
         "cyclic: groups take turns, and a round is a Poisson sample of the group; needs a banded "
-        "mechanism. bins: each user is in every round of a bin. b-min-sep: Poisson samples of the "
-        "users who were not in the last rounds. min_sep is the number of groups, or the b. For "
-        "dp-ftrl and dp-fedavg.",
+        "mechanism. bins: each user is in every round of a bin. min_sep is the number of groups. "
+        "For dp-ftrl and dp-fedavg.",
         "privacy",
     )
 

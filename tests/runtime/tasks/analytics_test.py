@@ -252,7 +252,7 @@ def test_noise_of_no_known_error_is_refused(changes, message, tmp_path):
         ({"analytics": "words", "lstm_size": 8}, "lstm_size has no meaning with analytics"),
         (
             {"analytics": "words", "build": "my_task.py:build"},
-            "build has no meaning with analytics",
+            "analytics has no meaning with build",
         ),
     ],
 )

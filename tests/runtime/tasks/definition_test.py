@@ -238,7 +238,7 @@ def test_options_that_a_definition_has_itself_are_refused(name):
     value = {"batch_size": 3, "lstm_size": 3, "shuffle": False}.get(name, "english")
     with pytest.raises(validation.UsageError, match=f"{name} has no meaning with build"):
         _config(**{name: value})
-    assert _config().resolved("task").vocabulary is None
+    assert _config().resolved("task").to_dict()["vocabulary"] is None
 
 
 def test_the_command_refuses_a_bad_definition_before_anything_is_made(tmp_path, capsys):

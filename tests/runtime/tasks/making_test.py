@@ -470,5 +470,5 @@ def test_proxies_without_spaces_are_warned_of(tmp_path):
     users = [{"user_id": f"p{i}", "examples": ["我们在学习"]} for i in range(4)]
     (tmp_path / "public.jsonl").write_text("\n".join(map(json.dumps, users)))
     lines = []
-    language_task.read_public(tiny_task.config(tmp_path), lines.append)
+    language_task.read_public(tiny_task.config(tmp_path).definition, 200, lines.append)
     assert any("sees whole sentences as words" in line for line in lines)
