@@ -444,7 +444,7 @@ class Experiment:
                 )
                 trainer.sample_with(seed)
                 state = built.initialize()
-                for index in range(config.rounds.num_rounds):
+                for index in range(config.learning.num_rounds):
                     state = trainer.train(state, index, trainer.members(index)).state
                 yield released_model.weights(
                     config.learning.iterate_averaging, checkpoint.Snapshot.of(state)

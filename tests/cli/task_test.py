@@ -60,9 +60,9 @@ def test_flags_overrule_the_file(made, options, tmp_path, capsys):
     arguments = ["--rounds", "30", "--over-selection", "1.5", "--no-shuffle"]
     assert _new("--config", options, *arguments, "--output", output) == 0
     [(config, path, key)] = made
-    assert (config.rounds.num_rounds, config.serving.over_selection) == (30, 1.5)
+    assert (config.learning.num_rounds, config.serving.over_selection) == (30, 1.5)
     assert not config.definition.shuffle
-    assert (config.rounds.clients_per_round, path) == (40, output)
+    assert (config.learning.clients_per_round, path) == (40, output)
     printed = capsys.readouterr()
     assert f"--population keyboard --task {output}" in printed.out
     assert f"Made the signing key {output.parent / 'signing_key'}" in printed.err

@@ -56,7 +56,7 @@ def test_the_plan_of_fine_tuning_is_that_of_its_run(toy, sampling):  # noqa: F81
     assert 1.9 < epsilon <= 2.0
     assert plan.at_delta(1e-6).epsilon_after(plan.num_rounds) > epsilon
     # And that of the run's manifest, by which a release looks at the run again.
-    users = len(corpus.read_users(config.part(corpus.UserOptions)).train.user_ids)
+    users = len(corpus.read_users(config.text).train.user_ids)
     size = warm_start.find(config.initial_folder).load().model.num_parameters
     derived = {"group_size": 2, "clip_norm": 1.0} | plan.derived()
     facts = {"training_users": users, "num_parameters": size}

@@ -19,7 +19,7 @@ def test_toml_options_may_stand_in_tables(tmp_path):
     content = 'num_rounds = 7\n[privacy]\nnoise_multiplier = 2\nmechanism = "tree"\n'
     path.write_text(content, encoding="utf-8-sig")
     made = options_lib.config_from_mapping(options_lib.read_toml(path), str(path))
-    assert made.rounds.num_rounds == 7
+    assert made.learning.num_rounds == 7
     assert (made.privacy.noise_multiplier, made.privacy.mechanism) == (2.0, "tree")
 
 

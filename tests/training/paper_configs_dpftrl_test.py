@@ -91,7 +91,7 @@ def test_statement_and_account_have_the_published_numbers(row, capsys):
     name, given, num_devices, gap, rho, epsilon = _PUBLISHED[row]
     config = _config(name, **given)
     stated = _stated(_planned(config, num_devices))
-    noise, rounds = config.privacy, str(config.rounds.num_rounds)
+    noise, rounds = config.privacy, str(config.learning.num_rounds)
     assert noise.min_sep == gap + 1
     assert rho in _printed(stated.rho_zcdp, rho)
     assert epsilon is None or epsilon in _printed(stated.epsilon, epsilon)
@@ -110,7 +110,7 @@ def test_statement_and_account_have_the_published_numbers(row, capsys):
 
 def test_plan_finds_the_noise_of_gboard(capsys):
     config = _config("gboard_fixed")
-    noise, rounds = config.privacy, str(config.rounds.num_rounds)
+    noise, rounds = config.privacy, str(config.learning.num_rounds)
     assert not main.main([
         "plan", "--population", "4210000", "--rounds", rounds, "--delta", "1e-10",
         "--min-sep", str(noise.min_sep), "--max-participations", str(noise.max_participations),
@@ -119,13 +119,13 @@ def test_plan_finds_the_noise_of_gboard(capsys):
     ])  # fmt: skip
     (plan,) = json.loads(capsys.readouterr().out)["plans"]
     assert plan["noise_multiplier"] == pytest.approx(noise.noise_multiplier, rel=1e-6)
-    assert plan["report_goal"] == config.rounds.clients_per_round
+    assert plan["report_goal"] == config.learning.clients_per_round
 
 
 def test_adaptive_clipping_is_accounted_with_its_restart():
     config = _config("gboard_adaptive")
     plan = _planned(config, 2_380_000)
-    assert config.privacy.starts(config.rounds.num_rounds) == (0, 128)
+    assert config.privacy.starts(config.learning.num_rounds) == (0, 128)
     # Independent: a device is at most once in the first 128 rounds, since its stride is 227.
     schema = {k: schema_lib.MinSep(980 - 128, 227, k) for k in (3, 4)}
     late = {k: tree.Tree(980 - 128).sensitivity(schema[k]).squared for k in (3, 4)}

@@ -84,9 +84,9 @@ def _aggregator(plan, options):
     if getattr(plan, "adaptive_clipping", False):
         clip_norm = adaptive_lib.AdaptiveClipping(
             initial_clip_norm=plan.clip_norm,
-            target_unclipped_quantile=options.adaptive.target_unclipped_quantile,
-            clip_learning_rate=options.adaptive.clip_learning_rate,
-            clipped_count_stddev=options.adaptive.clipped_count_stddev,
+            target_unclipped_quantile=options.noise.target_unclipped_quantile,
+            clip_learning_rate=options.noise.clip_learning_rate,
+            clipped_count_stddev=options.noise.clipped_count_stddev,
         )
     if getattr(plan, "encoding", None) is not None:
         return secagg.build_secagg_dp_ftrl_aggregator(

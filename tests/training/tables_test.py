@@ -175,7 +175,7 @@ def test_what_an_unbegun_run_left_is_used_or_removed(corpus, rows, tmp_path, mon
     _write_csv(path, rows)
     config = toy_run.config(corpus, data=str(path), num_rounds=1, deterministic_noise_seed=None)
     monkeypatch.setattr(grouping, "_IN_MEMORY", 500)
-    corpus_lib.read_users(config.part(corpus_lib.UserOptions), cache=private / "texts.sqlite")
+    corpus_lib.read_users(config.text, cache=private / "texts.sqlite")
     made = (private / "texts.sqlite").stat().st_ino
     (private / "checkpoints").mkdir()
     (private / "checkpoints" / "round_00000000_old.npz").write_text("of nothing")
@@ -212,7 +212,7 @@ def test_n_grams_of_a_large_corpus_are_counted_on_a_sample_that_is_named(rows, m
 def test_who_is_kept_for_a_test_can_be_trained_on_with_tables(corpus, rows):
     def users(**options):
         config = config_lib.TrainingConfig.of(data="mine", mechanism="none", **options)
-        return corpus_lib.read_users(config.part(corpus_lib.UserOptions), rows=rows)
+        return corpus_lib.read_users(config.text, rows=rows)
 
     usual, more = users(), users(train_on_test_users=True)
     assert set(more.train.user_ids) == {*usual.train.user_ids, *usual.test.user_ids}

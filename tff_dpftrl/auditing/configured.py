@@ -75,7 +75,7 @@ def audit_config(
     if isinstance(config, config_lib.TrainingConfig):
         config = config.changed(deterministic_noise_seed=None)
     if num_clients is None:
-        num_clients = len(corpus.read_users(config.part(corpus.UserOptions)).train)
+        num_clients = len(corpus.read_users(config.text).train)
     shapes = _shapes(config)
     plan = config.request().plan(num_clients, _num_weights(shapes))
     if not plan.has_guarantee:

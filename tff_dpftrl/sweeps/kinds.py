@@ -142,7 +142,7 @@ class _Training(RunKind):
         plans = {}
 
         def planned(config):
-            users = num_users(config.part(corpus.UserOptions))
+            users = num_users(config.text)
             key = repr((config.request(), config.releases, config.num_evaluations, users))
             if key not in plans:
                 plans[key] = config.plan(users, num_parameters=1)  # ε does not depend on them.
@@ -159,7 +159,7 @@ class _Training(RunKind):
     @override
     def process_group(self, config):
         # TensorFlow's threads, whose number is set once, depend on the clients of a round.
-        return config.rounds.clients_per_round
+        return config.learning.clients_per_round
 
 
 class _Finetuning(RunKind):
@@ -191,7 +191,7 @@ class _Finetuning(RunKind):
         compared = set()
 
         def check(config):
-            options, folder = config.part(corpus.UserOptions), config.initial_folder
+            options, folder = config.text, config.initial_folder
             text = read(options)
             if (config.cohort_size or 0) > len(text.train):
                 raise validation.UsageError(
@@ -214,7 +214,7 @@ class _Finetuning(RunKind):
         plans = {}
 
         def planned(config):
-            users = config.part(corpus.UserOptions)
+            users = config.text
             released = config.metrics_epsilon, config.budget_shares
             sampling = config.part(choosing.SamplingOptions)
             key = repr((users, sampling, config.initial_folder, released))

@@ -59,7 +59,7 @@ def digests(configs: Sequence[composed.Options]) -> dict[str, str]:
     found: dict[str, str] = {}
     seen = set()
     for config in configs:
-        options, flat = config.part(corpus.UserOptions), config.to_dict()
+        options, flat = config.text, config.to_dict()
         key = options, *(flat.get(name) for name in composed.FILES)
         if key not in seen:
             seen.add(key)

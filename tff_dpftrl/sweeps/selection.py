@@ -41,7 +41,7 @@ from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import folder as folder_lib
 from tff_dpftrl.sweeps import selection_plan
-from tff_dpftrl.training import composed, corpus, warm_start
+from tff_dpftrl.training import composed, language_config, warm_start
 
 DIVERGED = "outcome.json"
 """Name of the only file of a winner that diverged."""
@@ -129,7 +129,7 @@ def refuse(cells: Sequence[cells_lib.Cell], score_text: str) -> None:
             )
     first = found[0]
     shared = {"target_epsilon", "delta"}
-    shared |= {field.name for field in dataclasses.fields(corpus.UserOptions)}
+    shared |= language_config.TextConfig.known()
     for name in sorted(shared):
         for options in found:
             if options[name] != first[name]:
@@ -335,7 +335,7 @@ def _scores(
     request = {
         "folders": [str(folder) for folder in folders],
         "text": score_text,
-        "protected": dataclasses.asdict(cell.config.part(corpus.UserOptions)),
+        "protected": cell.config.text.to_dict(),
     }
     answer = selection_plan.ask("tff_dpftrl.training.public_score", request)
     if answer["digest"] != chosen.plan.score_digest:

@@ -209,14 +209,14 @@ def _check_runs(
 def _plan(
     kind: str, configs: list[dict[str, Any]], num_runs: dict[str, Any], score_text: str
 ) -> Mapping[str, Any]:
-    from tff_dpftrl.training import corpus, public_score
+    from tff_dpftrl.training import public_score
 
     runs = kinds.KINDS[kind]
     made = [runs.config_class.of(**values) for values in configs]
     score_digest = None
     try:
         if score_text != METRICS:
-            text = public_score.read(score_text, made[0].part(corpus.UserOptions))
+            text = public_score.read(score_text, made[0].text)
             score_digest = text.digest()
     except ValueError as error:
         return {"cell": None, "error": str(error)}

@@ -98,7 +98,7 @@ class Options:
     def __post_init__(self):
         for name, (field, hint) in _own(type(self)).items():
             value = _convert(name, getattr(self, name), hint)
-            minimum = field.metadata["minimum"]
+            minimum = field.metadata.get("minimum")
             if minimum is not None and value is not None and not value >= minimum:
                 raise validation.UsageError(f"{name} must be at least {minimum:g}, got {value!r}.")
             object.__setattr__(self, name, value)

@@ -168,8 +168,8 @@ class EvaluationOptions(composed.Options):
 
 
 @dataclasses.dataclass(frozen=True)
-class StoppingOptions(composed.Options):
-    """What the held-out users decide, and what of them may be published."""
+class HeldOutOptions(EvaluationOptions):
+    """The same, what the held-out users decide, and what of them may be published."""
 
     stop_at_accuracy: float | None = option(
         None,
@@ -209,15 +209,13 @@ class TrainingConfig(learning_options.Seeded):
         NamedLanguage, CountedLanguage, choose=_language
     )
     batches: learning_options.BatchOptions = composed.part(learning_options.BatchOptions)
-    rounds: learning_options.RoundOptions = composed.part(learning_options.RoundOptions)
     learning: learning_options.LearningOptions = composed.part(learning_options.LearningOptions)
     privacy: noise_options.Noise = composed.part(
         *noise_options.KINDS, choose=noise_options.kind_of_run
     )
     releases: ReleaseOptions = composed.part(ReleaseOptions)
     simulation: SimulationOptions = composed.part(SimulationOptions)
-    stopping: StoppingOptions = composed.part(StoppingOptions)
-    evaluation: EvaluationOptions = composed.part(EvaluationOptions)
+    evaluation: HeldOutOptions = composed.part(HeldOutOptions)
 
     noise: learning_options.NoiseGenerator = option(
         "philox",
@@ -235,8 +233,7 @@ class TrainingConfig(learning_options.Seeded):
 
     def __post_init__(self):
         super().__post_init__()
-        self.learning.check_rounds(self.rounds.num_rounds)
-        self.privacy.check(self.rounds, self.learning)
+        self.privacy.check(self.learning)
         self._check_noise()
         self._check_releases()
 
@@ -245,7 +242,7 @@ class TrainingConfig(learning_options.Seeded):
         simulates = self.simulation.deployment is not None
         if simulates:
             # It refuses a cohort that is larger.
-            self.simulation.deployment.scale(self.rounds.clients_per_round)
+            self.simulation.deployment.scale(self.learning.clients_per_round)
         none, has_none = "mechanism 'none'", isinstance(self.privacy, noise_options.NoNoise)
         simulation, has_limit = "simulate_report_goal", self.max_epsilon is not None
         is_known = self.deterministic_noise_seed is not None
@@ -290,8 +287,8 @@ class TrainingConfig(learning_options.Seeded):
                 "the simulation's own users: leave one of them out."
             )
         metrics_share.check(shares, self.releases.metrics_epsilon, target)
-        stop = self.stopping.stop_at_accuracy
-        if self.stopping.protects_held_out and stop is not None and not self.num_evaluations:
+        stop = self.evaluation.stop_at_accuracy
+        if self.evaluation.protects_held_out and stop is not None and not self.num_evaluations:
             raise validation.UsageError(
                 f"stop_at_accuracy={stop:g} would end the run by exact figures of "
                 "held-out users, and held_out_users are 'protected': leave one of them out, or "
@@ -312,6 +309,11 @@ class TrainingConfig(learning_options.Seeded):
         return dataclasses.replace(self, language=self.language.with_defaults())
 
     @property
+    def text(self) -> language_config.TextConfig:
+        """The options of the text alone."""
+        return self.language.text
+
+    @property
     def is_counted(self) -> bool:
         """Whether the vocabulary is counted on the training users, with noise."""
         return isinstance(self.language, CountedLanguage)
@@ -329,7 +331,7 @@ class TrainingConfig(learning_options.Seeded):
     @property
     def rules(self) -> noise_options.RoundRules:
         """What a round needs of the options besides its plan."""
-        return noise_options.RoundRules.of(self.learning, self.rounds, self.privacy, self.noise)
+        return noise_options.RoundRules(self.learning, self.privacy, self.noise == "secure")
 
     @property
     def model_sizes(self) -> dict[str, Any]:
@@ -357,9 +359,9 @@ class TrainingConfig(learning_options.Seeded):
     @property
     def num_evaluations(self) -> int:
         """Number of evaluations on protected held-out users that are released with noise."""
-        if not self.stopping.protects_held_out or not self.releases.has_metrics:
+        if not self.evaluation.protects_held_out or not self.releases.has_metrics:
             return 0
-        return -(-self.rounds.num_rounds // self.evaluation.eval_every)
+        return -(-self.learning.num_rounds // self.evaluation.eval_every)
 
     def plan(self, num_clients: int, num_parameters: int) -> privacy_lib.FederatedPlan:
         """Chooses mechanism and noise for a new run, also for the metrics that it releases."""
@@ -379,7 +381,6 @@ class TrainingConfig(learning_options.Seeded):
     def request(self) -> privacy_lib.Privacy:
         """Returns what the run asks of privacy; the plan for a population is made of it."""
         return self.privacy.request(
-            self.rounds,
             self.learning,
             deterministic_seed=self.deterministic_noise_seed,
             deployment=self.simulation.deployment,

@@ -39,31 +39,15 @@ _Config = TypeVar("_Config", bound=composed.Options)
 
 
 @dataclasses.dataclass(frozen=True)
-class UserOptions(tables.TableOptions):
-    """Options of the users and their text; `TextConfig` says what each means."""
+class TextOptions(language_config.VocabularyConfig):
+    """Options of text and vocabulary; `TrainingConfig` says what the further ones mean."""
 
-    data: str
-    pretokenized: bool
-    sqlite_text_feature: str
-    sqlite_split: str | None
-    max_users: int | None
-    train_on_test_users: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class TextOptions(UserOptions):
-    """Options of text and vocabulary; `TrainingConfig` says what each means."""
-
-    tokenizer: str | None
-    vocabulary: str | None
-    vocabulary_size: int | None
-    lower_case: bool
-    base_vocabulary: str | None
-    target_epsilon: float | None
-    delta: float
-    budget_shares: str | None
-    deterministic_noise_seed: int | None
-    held_out_users: str
+    base_vocabulary: str | None = None
+    target_epsilon: float | None = None
+    delta: float = 0.0
+    budget_shares: str | None = None
+    deterministic_noise_seed: int | None = None
+    held_out_users: str = "public"
 
     def without_noise(self) -> TextOptions:
         """Returns options of the same users and public words, by which nothing is counted."""
@@ -131,7 +115,7 @@ def require_packages(options: Mapping[str, Any]) -> None:
 
 
 def read_users(
-    options: UserOptions,
+    options: language_config.TextConfig,
     *,
     rows: Any = None,
     cache: pathlib.Path | None = None,
@@ -150,7 +134,7 @@ def read_users(
             rows,
             options.data,
             pretokenized=options.pretokenized,
-            table=options,
+            table=options.part(tables.TableOptions),
             cache=place,
             notice=notice,
             rows_per_owner=rows_per_owner,
@@ -177,12 +161,8 @@ def planned(
     They are those of users and texts, by the options that name them, and of other files by path.
     """
     flat = config.with_absolute_paths().with_defaults().to_dict()
-    default = language_config.TextConfig()
-    text = {
-        field.name: flat[field.name]
-        for field in dataclasses.fields(UserOptions)
-        if flat[field.name] != getattr(default, field.name)
-    }
+    default = language_config.TextConfig().to_dict()
+    text = {name: flat[name] for name, value in default.items() if flat[name] != value}
     digests = {json.dumps(text): manifest.identity([train.digest(), held_out.digest()])}
     for name in composed.FILES:
         value = flat.get(name)
@@ -265,7 +245,7 @@ def _check_users(
 
 
 def _load_corpus(
-    options: UserOptions,
+    options: language_config.TextConfig,
     cache: grouping.Cache,
     notice: tables.Notice,
     rows_per_owner: int | None,
@@ -284,7 +264,7 @@ def _load_corpus(
             pretokenized=options.pretokenized,
             sqlite_text_feature=options.sqlite_text_feature,
             sqlite_split=options.sqlite_split,
-            table=options,
+            table=options.part(tables.TableOptions),
             cache=cache,
             progress=show,
             notice=notice,

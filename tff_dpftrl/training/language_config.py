@@ -119,6 +119,11 @@ class TextConfig(composed.Options):
         "data",
     )
 
+    @property
+    def text(self) -> TextConfig:
+        """The options of the text alone."""
+        return self.part(TextConfig)
+
 
 def begun(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of a begun run: without `split`, it has read all files of a folder."""

@@ -55,8 +55,8 @@ class RoundOptions(composed.Options):
 
 
 @dataclasses.dataclass(frozen=True)
-class LearningOptions(composed.Options):
-    """Optimizers of clients and server, and the schedule of the server's learning rate."""
+class LearningOptions(RoundOptions):
+    """The same, optimizers of clients and server, and the schedule of the server's rate."""
 
     client_learning_rate: float = option(
         1.0, "Learning rate of the clients' SGD.", "federated learning", 0.0
@@ -104,12 +104,9 @@ class LearningOptions(composed.Options):
         validation.number("server_momentum", self.server_momentum, below=1)
         if self.iterate_averaging is not None:
             validation.number("iterate_averaging", self.iterate_averaging, above=0, below=1)
-
-    def check_rounds(self, num_rounds: int) -> None:
-        """Refuses a warm-up that does not end."""
-        if self.server_warmup_rounds >= num_rounds:
+        if self.server_warmup_rounds >= self.num_rounds:
             raise validation.UsageError(
-                f"server_warmup_rounds must be below num_rounds={num_rounds}, got "
+                f"server_warmup_rounds must be below num_rounds={self.num_rounds}, got "
                 f"{self.server_warmup_rounds}."
             )
 

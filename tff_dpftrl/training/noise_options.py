@@ -9,7 +9,7 @@ import abc
 import dataclasses
 import itertools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from typing_extensions import override
 
@@ -51,18 +51,11 @@ class Noise(composed.Options, abc.ABC):
         validation.delta(self.delta)
 
     @abc.abstractmethod
-    def request(
-        self,
-        rounds: learning_options.RoundOptions,
-        learning: learning_options.LearningOptions,
-        **common: Any,
-    ) -> privacy.Privacy:
+    def request(self, learning: learning_options.LearningOptions, **common: Any) -> privacy.Privacy:
         """Returns what the run asks of privacy; the plan for a population is made of it."""
 
-    def check(
-        self, rounds: learning_options.RoundOptions, learning: learning_options.LearningOptions
-    ) -> None:
-        """Refuses what does not go with rounds or optimizers."""
+    def check(self, learning: learning_options.LearningOptions) -> None:
+        """Refuses what does not go with the number of rounds, or with optimizers."""
 
     def starts(self, num_rounds: int) -> tuple[int, ...]:
         """Returns the first rounds of the blocks between restarts of the noise, the first one 0."""
@@ -79,10 +72,10 @@ class Noise(composed.Options, abc.ABC):
         """Parameters of the privacy statement that the plan does not say."""
         return {}
 
-    def _common(self, rounds: learning_options.RoundOptions) -> dict[str, Any]:
+    def _common(self, learning: learning_options.LearningOptions) -> dict[str, Any]:
         return {
-            "num_rounds": rounds.num_rounds,
-            "clients_per_round": rounds.clients_per_round,
+            "num_rounds": learning.num_rounds,
+            "clients_per_round": learning.clients_per_round,
             "clip_norm": self.clip_norm,
             "delta": self.delta,
         }
@@ -123,12 +116,12 @@ class Noised(Noise):
             )
 
     @override
-    def _common(self, rounds: learning_options.RoundOptions) -> dict[str, Any]:
+    def _common(self, learning: learning_options.LearningOptions) -> dict[str, Any]:
         amount = {
             "noise_multiplier": self.noise_multiplier,
             "target_epsilon": self.target_epsilon,
         }
-        return super()._common(rounds) | amount
+        return super()._common(learning) | amount
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,24 +209,20 @@ class Correlated(_Named, Noised):
             validation.probability("max_decay", self.max_decay)
 
     @override
-    def check(
-        self, rounds: learning_options.RoundOptions, learning: learning_options.LearningOptions
-    ) -> None:
-        options = self.mechanism_options(rounds, learning)
+    def check(self, learning: learning_options.LearningOptions) -> None:
+        options = self._mechanism_options(learning)
         if self.strategy is not None and options.given():
             raise validation.UsageError(
                 f"{options.given()[0]} has no meaning with a strategy file: leave it out."
             )
         table.check(self.mechanism, options)
 
-    def mechanism_options(
-        self, rounds: learning_options.RoundOptions, learning: learning_options.LearningOptions
-    ) -> table.Options:
+    def _mechanism_options(self, learning: learning_options.LearningOptions) -> table.Options:
         """Returns the options of the mechanism, with the sums that optimizers make models of."""
         workload = None
         if self.workload == "auto":
-            rule = learning.update_rule(self.server_restarts(rounds.num_rounds))
-            workload = rule.workload(rounds.num_rounds)
+            rule = learning.update_rule(self.server_restarts(learning.num_rounds))
+            workload = rule.workload(learning.num_rounds)
         return table.Options(
             error=self.error,
             buffers=self.buffers,
@@ -243,13 +232,11 @@ class Correlated(_Named, Noised):
             workload=workload,
         )
 
-    def _correlated(
-        self, rounds: learning_options.RoundOptions, learning: learning_options.LearningOptions
-    ) -> dict[str, Any]:
+    def _correlated(self, learning: learning_options.LearningOptions) -> dict[str, Any]:
         return {
-            **self._common(rounds),
+            **self._common(learning),
             "mechanism": self.mechanism,
-            "options": self.mechanism_options(rounds, learning),
+            "options": self._mechanism_options(learning),
             "strategy_file": self.strategy,
             "min_sep": self.min_sep,
         }
@@ -277,16 +264,16 @@ class DpFtrl(Scheduled, Correlated):
     )
 
     @override
-    def request(self, rounds, learning, **common):
+    def request(self, learning, **common):
         # This imports dp_accounting, which `--help` does not need.
         from tff_dpftrl.runs import dp_ftrl_privacy
 
         return dp_ftrl_privacy.DpFtrlPrivacy(
-            starts=self.starts(rounds.num_rounds),
+            starts=self.starts(learning.num_rounds),
             max_participations=self.max_participations,
             adaptive_clipping=self.adaptive_clipping,
             secagg_bits=self.secagg_bits,
-            **self._correlated(rounds, learning),
+            **self._correlated(learning),
             **common,
         )
 
@@ -359,11 +346,11 @@ class Amplified(Correlated):
     )
 
     @override
-    def request(self, rounds, learning, **common):
+    def request(self, learning, **common):
         from tff_dpftrl.runs import amplified_privacy
 
         return amplified_privacy.AmplifiedPrivacy(
-            sampling=self.sampling or "", **self._correlated(rounds, learning), **common
+            sampling=self.sampling or "", **self._correlated(learning), **common
         )
 
 
@@ -395,21 +382,19 @@ class Sampled(Noised):
     )
 
     @override
-    def check(
-        self, rounds: learning_options.RoundOptions, learning: learning_options.LearningOptions
-    ) -> None:
-        self._later_clip_norms(rounds.num_rounds)  # It refuses what is no schedule.
+    def check(self, learning: learning_options.LearningOptions) -> None:
+        self._later_clip_norms(learning.num_rounds)  # It refuses what is no schedule.
 
     @override
-    def request(self, rounds, learning, **common):
+    def request(self, learning, **common):
         from tff_dpftrl.runs import sampled_privacy
 
         return sampled_privacy.SampledPrivacy(
             algorithm=self.algorithm,
             estimator=self.estimator,
             per_layer_clipping=self.per_layer_clipping,
-            later_clip_norms=self._later_clip_norms(rounds.num_rounds),
-            **self._common(rounds),
+            later_clip_norms=self._later_clip_norms(learning.num_rounds),
+            **self._common(learning),
             **common,
         )
 
@@ -443,14 +428,14 @@ class NoNoise(Scheduled):
     chosen_by = "mechanism 'none'"
 
     @override
-    def request(self, rounds, learning, **common):
+    def request(self, learning, **common):
         from tff_dpftrl.runs import dp_ftrl_privacy
 
         return dp_ftrl_privacy.DpFtrlPrivacy(
             mechanism=None,
             min_sep=self.min_sep,
             max_participations=self.max_participations,
-            **self._common(rounds),
+            **self._common(learning),
             **common,
         )
 
@@ -471,32 +456,14 @@ def kind_of_run(options: Mapping[str, Any]) -> type[Noise]:
     return AdaptiveDpFtrl if options.get("adaptive_clipping", False) is True else DpFtrl
 
 
-@dataclasses.dataclass(frozen=True)
-class RoundRules:
-    """What a round needs of the options besides its plan: how it learns, and what draws noise.
-
-    `adaptive` is None if the clip norm is fixed.
-    """
+class RoundRules(NamedTuple):
+    """What a round needs of the options besides its plan."""
 
     learning: learning_options.LearningOptions
-    num_rounds: int
-    server_restarts: tuple[int, ...] = ()
-    adaptive: AdaptiveDpFtrl | None = None
+    noise: Noise
     secure_noise: bool = False
 
-    @classmethod
-    def of(
-        cls,
-        learning: learning_options.LearningOptions,
-        rounds: learning_options.RoundOptions,
-        noise: Noise,
-        generator: learning_options.NoiseGenerator,
-    ) -> RoundRules:
-        """Returns the rules of a run's options."""
-        return cls(
-            learning,
-            rounds.num_rounds,
-            noise.server_restarts(rounds.num_rounds),
-            noise if isinstance(noise, AdaptiveDpFtrl) else None,
-            generator == "secure",
-        )
+    @property
+    def server_restarts(self) -> tuple[int, ...]:
+        """Rounds in which the state of the server's optimizer restarts."""
+        return self.noise.server_restarts(self.learning.num_rounds)

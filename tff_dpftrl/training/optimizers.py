@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tff_dpftrl.learning import iterate_averaging, optimizer_restarts
 from tff_dpftrl.learning import optimizers as optimizers_lib
-from tff_dpftrl.training import noise_options
+from tff_dpftrl.training import learning_options, noise_options
 
 
 def build_server_optimizer(
@@ -28,20 +28,19 @@ def build_server_optimizer(
     if rules.server_restarts:
         optimizer = optimizer_restarts.restart_at(optimizer, rules.server_restarts)
     if options.server_warmup_rounds or options.server_decay != "none":
-        optimizer = optimizers_lib.scheduled(optimizer, functools.partial(_scheduled_rate, rules))
+        optimizer = optimizers_lib.scheduled(optimizer, functools.partial(_scheduled_rate, options))
     if options.iterate_averaging is not None:
         optimizer = iterate_averaging.average_iterates(optimizer, options.iterate_averaging)
     return optimizer
 
 
-def _scheduled_rate(rules: noise_options.RoundRules, round_index: tf.Tensor) -> tf.Tensor:
+def _scheduled_rate(options: learning_options.LearningOptions, round_index: tf.Tensor) -> tf.Tensor:
     """Returns the server's learning rate in a round: a linear warm-up times a decay to zero."""
-    options = rules.learning
     now = tf.cast(round_index, tf.float32)
     rate = tf.constant(options.server_learning_rate, tf.float32)
     if options.server_warmup_rounds:
         rate *= tf.minimum(1.0, (now + 1.0) / (options.server_warmup_rounds + 1.0))
-    done = now / rules.num_rounds
+    done = now / options.num_rounds
     match options.server_decay:
         case "linear":
             rate *= 1.0 - done

@@ -86,7 +86,7 @@ def _private_round(
         # Noise parties add the noise within secure sums only.
         "noise_parties": 0 if encoding is None else plan.noise_parties,
     }
-    if (adaptive := rules.adaptive) is not None:
+    if isinstance(adaptive := rules.noise, noise_options.AdaptiveDpFtrl):
         made = adaptive_clipping.AdaptiveClipRound(
             plan.strategy,
             clipping=adaptive_clipping.AdaptiveClipping(

@@ -226,7 +226,7 @@ def _prepared(
         ),
         evaluator=report.TextEvaluator(
             language_task,
-            protects_held_out=config.stopping.protects_held_out,
+            protects_held_out=config.evaluation.protects_held_out,
             counts_of_users=language_task.counts_of_users(config.evaluation.eval_sequences)
             if reportable.evaluation is not None
             else None,
@@ -249,7 +249,7 @@ def _manifest(
     not_covered = [
         *facts.get("not_covered", ()),
         *report.not_covered_of_held_out(
-            config.stopping.held_out_users, released=config.num_evaluations > 0
+            config.evaluation.held_out_users, released=config.num_evaluations > 0
         ),
     ]
     return manifest.Manifest(

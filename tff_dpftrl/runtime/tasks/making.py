@@ -47,7 +47,7 @@ from tff_dpftrl.runtime.tasks import (
 )
 from tff_dpftrl.runtime.tasks import definition as definition_lib
 from tff_dpftrl.runtime.tasks import terms as terms_lib
-from tff_dpftrl.training import optimizers, process, startup
+from tff_dpftrl.training import noise_options, optimizers, process, startup
 
 _METRICS_BYTES = 1_000_000  # Room for metrics in an upload, besides the update.
 _TRAINING_METRICS = "client_work/train"
@@ -124,7 +124,7 @@ def make_evaluation(
     The other arguments, the result and the errors are those of `make`.
     """
     task_folder.check_is_free(output)
-    num_rounds = config.rounds.num_rounds
+    num_rounds = config.learning.num_rounds
     schema = schema_lib.MinSep.unrestricted(num_rounds)
     # An evaluation has no noise that a party could add.
     config = config.changed(min_sep=1, max_participations=num_rounds, noise_party=None)
@@ -323,8 +323,8 @@ def _tests(
 ) -> predicates.Predicates:
     """Chooses the tests of a task, in which proxies stand for the devices of a round."""
     # After the task's last round, a decay has stopped the server's learning.
-    num_rounds = max(min(config.tests.proxy_rounds, config.rounds.num_rounds), 2)
-    per_proxy = -(-config.rounds.clients_per_round // num_proxies)
+    num_rounds = max(min(config.tests.proxy_rounds, config.learning.num_rounds), 2)
+    per_proxy = -(-config.learning.clients_per_round // num_proxies)
     label = f"{_TRAINING_METRICS}/{loss}" if loss else ""
     tests = config.tests
     pythons = tests.test_python.split(",") if tests.test_python else []
@@ -363,7 +363,7 @@ def _on_grid(
                 "target_epsilon, or leave noise_party out."
             )
         z = plan.noise_multiplier
-        if (adaptive := parts.config.rules.adaptive) is not None:
+        if isinstance(adaptive := parts.config.privacy, noise_options.AdaptiveDpFtrl):
             clipping = adaptive_clipping.AdaptiveClipping(
                 clipped_count_stddev=adaptive.clipped_count_stddev
             )

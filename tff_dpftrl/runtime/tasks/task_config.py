@@ -395,7 +395,6 @@ class TaskConfig(learning_options.Seeded):
     definition: Definition = composed.part(
         LanguageTask, WordCounts, OwnDefinition, choose=_definition
     )
-    rounds: learning_options.RoundOptions = composed.part(learning_options.RoundOptions)
     learning: learning_options.LearningOptions = composed.part(learning_options.LearningOptions)
     privacy: noise_options.Scheduled = composed.part(
         noise_options.DpFtrl,
@@ -419,16 +418,15 @@ class TaskConfig(learning_options.Seeded):
 
     def __post_init__(self):
         super().__post_init__()
-        self.learning.check_rounds(self.rounds.num_rounds)
-        self.privacy.check(self.rounds, self.learning)
+        self.privacy.check(self.learning)
         settings = self.round_settings
         if settings.least < 2:
             raise validation.UsageError(
-                f"clients_per_round={self.rounds.clients_per_round} with least_fraction="
+                f"clients_per_round={self.learning.clients_per_round} with least_fraction="
                 f"{self.serving.least_fraction:g} lets a round end with {settings.least} reports, "
                 "and its metrics would be the exact figures of one device: raise one of these."
             )
-        self.serving.check_rounds(self.rounds, self.privacy, settings.wanted)
+        self.serving.check_rounds(self.learning, self.privacy, settings.wanted)
         has_none = isinstance(self.privacy, noise_options.NoNoise)
         if self.secure_groups is not None and self.noise_parties and has_none:
             raise validation.UsageError(
@@ -453,8 +451,10 @@ class TaskConfig(learning_options.Seeded):
 
     def check_own_algorithm(self) -> None:
         """Refuses options of learning that an algorithm of a definition's own has itself."""
-        restarts = bool(self.privacy.server_restarts(self.rounds.num_rounds))
-        for name in (*self.learning.given(), *(["restart_optimizer"] if restarts else [])):
+        restarts = bool(self.privacy.server_restarts(self.learning.num_rounds))
+        of_rounds = composed.options_of(learning_options.RoundOptions)
+        given = [name for name in self.learning.given() if name not in of_rounds]
+        for name in (*given, *(["restart_optimizer"] if restarts else [])):
             raise validation.UsageError(
                 f"{name} has no meaning with the algorithm of a TaskDefinition, which has its own "
                 "optimizers: leave it out."
@@ -501,18 +501,18 @@ class TaskConfig(learning_options.Seeded):
     @property
     def rules(self) -> noise_options.RoundRules:
         """What a round needs of the options besides its plan."""
-        return noise_options.RoundRules.of(self.learning, self.rounds, self.privacy, self.noise)
+        return noise_options.RoundRules(self.learning, self.privacy, self.noise == "secure")
 
     def request(self) -> dp_ftrl_privacy.DpFtrlPrivacy:
         """Returns what the task asks of privacy; the plan for a population is made of it."""
-        return self.privacy.request(self.rounds, self.learning)
+        return self.privacy.request(self.learning)
 
     @property
     def round_settings(self) -> population_lib.RoundSettings:
         """Sizes and time-outs of the rounds."""
         secure = self.sums
         return population_lib.RoundSettings(
-            goal_count=self.rounds.clients_per_round,
+            goal_count=self.learning.clients_per_round,
             over_selection=self.serving.over_selection,
             least_fraction=self.serving.least_fraction,
             selection_timeout=self.serving.selection_timeout,
@@ -532,7 +532,7 @@ class TaskConfig(learning_options.Seeded):
         if self.privacy.min_sep is None:
             devices = self.serving.num_devices or 0
             fits = math.floor(_SHARE_THAT_MAY_REST * devices / self.round_settings.wanted)
-            changes["min_sep"] = min(max(1, fits), self.rounds.num_rounds)
+            changes["min_sep"] = min(max(1, fits), self.learning.num_rounds)
         if (groups := self.secure_groups) is not None:
             changes["least_group"] = groups.least_group
         if self.noise_parties:

@@ -285,7 +285,7 @@ def _evaluate(
     """Measures what `train` measures on held-out users, on the same sequences."""
     config, words = folder.config, folder.words
     assert words is not None  # A language model has some.
-    parts = corpus.read_users(config.language.part(corpus.UserOptions))
+    parts = corpus.read_users(config.language.text)
     text = text_task.sequences_of(
         parts.train,
         parts.validation,
