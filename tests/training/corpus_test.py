@@ -10,8 +10,8 @@ import pytest
 
 from tff_dpftrl.data import jsonl, subwords, tokenizer, vocabulary_file
 from tff_dpftrl.data import vocabulary as vocabulary_lib
+from tff_dpftrl.training import composed, corpus, language_config
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import corpus, language_config
 
 
 def _users(count=40):
@@ -35,7 +35,7 @@ def _read(data, **options):
 def test_text_in_memory_is_not_called_the_docstrings(tmp_path):
     text = _read(_write(tmp_path / "c.jsonl", _users()))
     with pytest.raises(ValueError, match="c.jsonl', but data is 'docs' .*: set data to the name"):
-        corpus.check_named(config_lib.TrainingConfig.data, text.train)
+        corpus.check_named(language_config.TextConfig.data, text.train)
     corpus.check_named("mine", text.train)
 
 
@@ -44,7 +44,7 @@ def test_a_run_may_take_the_words_of_ordinary_english(tmp_path):
     found = _read(data, vocabulary="english", vocabulary_size=50).words
     assert len(found.words) == 50 and found.source == vocabulary_lib.ENGLISH
     # No file of this name.
-    assert language_config.absolute_path("vocabulary", "english") == "english"
+    assert composed.absolute_path("vocabulary", "english") == "english"
 
 
 @pytest.mark.parametrize("is_public", [True, False])

@@ -304,7 +304,7 @@ def test_a_model_beside_a_run_of_the_config_s_is_refused(tmp_path):
         config_lib.TrainingConfig.of(mechanism="none", model="own", initial_weights="folder")
     own = config_lib.TrainingConfig.of(mechanism="none", model="own")
     with pytest.raises(ValueError, match="'own' can be trained in Python only"):
-        pretraining.read(pretraining.PretrainingConfig(), own)
+        pretraining.read(pretraining.PretrainingConfig(), own.language)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from tests.training import toy_run
 from tff_dpftrl.mechanisms import table
 from tff_dpftrl.runs import privacy, sampled_privacy
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import process, run
+from tff_dpftrl.training import noise_options, process, run
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PAGE = (_ROOT / "docs/explanation/which_mechanism.md").read_text("utf-8")
@@ -53,7 +53,7 @@ def _options(mechanism, sampling):
 def test_every_mechanism_and_every_sampling_has_a_cell():
     assert {mechanism for mechanism, *_ in _CELLS} == set(table.runnable())
     samplings = {sampling["sampling"] for _, sampling, _ in _CELLS if "sampling" in sampling}
-    assert samplings == set(config_lib.Sampling.__args__)
+    assert samplings == set(noise_options.Sampling.__args__)
     assert len(_CELLS) == len(_RUNS) + len(_REFUSED) == 4 * len(table.runnable())
 
 

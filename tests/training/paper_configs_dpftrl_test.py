@@ -76,7 +76,7 @@ def _printed(value, printed):
 
 
 def _planned(config, num_clients):
-    return config.plan(num_clients, _num_parameters(config))
+    return config.plan(num_clients, _num_parameters(config.language))
 
 
 def _stated(plan):
@@ -183,9 +183,9 @@ def test_stack_overflow_can_have_the_noise_of_the_papers_averages():
 
 
 def test_mechanisms_of_the_tables_can_take_the_place_of_the_blt():
-    assert _config("stackoverflow_blt", mechanism="bandmf", bands=342).strategy is None
+    assert _config("stackoverflow_blt", mechanism="bandmf", bands=342).privacy.strategy is None
     es_es = _config("gboard_blt_es_es", mechanism="bandmf", bands=400, noise_multiplier=1.411)
-    assert (es_es.mechanism, es_es.strategy) == ("bandmf", None)
+    assert (es_es.privacy.mechanism, es_es.privacy.strategy) == ("bandmf", None)
 
 
 _NUM_PARAMETERS = {"gboard-cifg": 2.4e6, "word-lstm": 4.05e6}  # As printed in the papers.

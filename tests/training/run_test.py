@@ -127,7 +127,7 @@ def test_held_out_users_are_examined_after_the_last_round(trained):
 
 
 def test_the_config_of_a_run_has_sizes_that_were_not_given(corpus, trained):
-    assert toy_run.config(corpus).tie_embeddings is None
+    assert toy_run.config(corpus).language.tie_embeddings is None
     assert manifest.read(trained.output).config["tie_embeddings"] is True
 
 

@@ -89,7 +89,7 @@ def test_a_run_on_rows_goes_on_with_the_same_rows_only(corpus, rows, tmp_path):
 
 def test_pretraining_takes_rows_and_later_runs_recognise_them(corpus, rows, tmp_path):
     public = pretraining.PretrainingConfig(epochs=1)
-    other = toy_run.config(corpus, data="docs")
+    other = toy_run.config(corpus, data="docs").language
     quiet = {"progress": lambda line: None}
     pretraining.pretrain(public, other, tmp_path / "pre", rows=rows, **quiet)
     record = json.loads((tmp_path / "pre" / warm_start.RECORD).read_text())
@@ -101,7 +101,7 @@ def test_pretraining_takes_rows_and_later_runs_recognise_them(corpus, rows, tmp_
     protected = jsonl.read(corpus / "users.jsonl")
     again = [(user, text) for user in protected.user_ids for text in protected.examples(user)]
     with pytest.raises(ValueError, match="'public rows' .* has texts of theirs"):
-        pretraining.read(public, toy_run.config(corpus), rows=again)
+        pretraining.read(public, toy_run.config(corpus).language, rows=again)
     text = pretraining.read(public, other, rows=rows)
     with pytest.raises(ValueError, match="Give text or rows, not both"):
         pretraining.pretrain(public, other, tmp_path / "x", text=text, rows=rows)
@@ -111,7 +111,7 @@ def test_pretraining_takes_rows_and_later_runs_recognise_them(corpus, rows, tmp_
 def test_rows_that_weights_were_pretrained_on_are_refused(corpus, rows, tmp_path):
     _write_csv(tmp_path / "t.csv", rows)
     public = pretraining.PretrainingConfig(data=str(tmp_path / "t.csv"), epochs=1)
-    other = toy_run.config(corpus, data="docs")
+    other = toy_run.config(corpus, data="docs").language
     pretraining.pretrain(public, other, tmp_path / "pre", progress=lambda line: None)
     config = toy_run.config(corpus, data="mine", initial_weights=str(tmp_path / "pre"))
     text = corpus_lib.read(config.part(corpus_lib.TextOptions), rows=rows)
