@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import sequences, split, tables, vocabulary_file
+from tff_dpftrl.data import sequences, split, vocabulary_file
 from tff_dpftrl.finetuning import (
     amplified,
     choosing,
@@ -513,7 +513,7 @@ def _choose(
             largest_group=choosing.largest_group(options, len(users)),
             is_tokenized=config.pretokenized,
             seed=config.seed,
-            table=config.part(tables.TableOptions),
+            table=config.table,
             users=opened.parts,
         )
     chosen = choosing.choose(options, users, public, trained.model.num_parameters)
