@@ -73,7 +73,7 @@ def test_noise_parties_cost_the_noise_of_each_and_no_epsilon(capsys, tmp_path, m
     given = config_flags.given_options(args, task_config.TaskConfig)
     parsed = options_lib.config_from_mapping(given, "the command line", task_config.TaskConfig)
     assert len(parsed.noise_parties) == 3 and parsed.round_settings.wanted == 5000
-    assert parsed.noise_multiplier == pytest.approx(three["noise_multiplier"], rel=1e-6)
+    assert parsed.privacy.noise_multiplier == pytest.approx(three["noise_multiplier"], rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_the_printed_commands_run_and_keep_the_target(capsys, tmp_path, monkeypa
     parsed = options_lib.config_from_mapping(known, "the command line")
     assert (parsed.learning.clients_per_round, parsed.learning.num_rounds) == (5000, 2000)
     assert parsed.privacy.min_sep == 800
-    assert parsed.strategy == "strategy.json"
+    assert parsed.privacy.strategy == "strategy.json"
 
 
 @pytest.mark.parametrize("population, goals", [(60, "5"), (700, "10,20"), (3000, "100")])
