@@ -175,7 +175,8 @@ class PrivacyStatement:
     @property
     def is_refuted(self) -> bool:
         """Whether an audit has found that what is claimed cannot be true."""
-        return any(sentences.refuted(entry) in self.headline_caveats for entry in self.audits)
+        found = (sentences.REFUTED.format(entry=entry) for entry in self.audits)
+        return any(line in self.headline_caveats for line in found)
 
     @property
     def participation_record(self) -> ParticipationRecord:
@@ -204,7 +205,7 @@ class PrivacyStatement:
         Returns:
           A copy with the result, without the digests of what it was.
         """
-        refuted = (sentences.refuted(entry),) if is_refuted else ()
+        refuted = (sentences.REFUTED.format(entry=entry),) if is_refuted else ()
         return dataclasses.replace(
             self,
             audits=(*self.audits, entry),

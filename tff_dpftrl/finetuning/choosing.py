@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import statement
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.finetuning import (
     amplified,
     example_sampling,
@@ -327,7 +328,7 @@ def _amplified(
     if delta is None:
         num_examples = int(users.num_examples.sum())
         delta = plan_lib.default_delta(num_examples)
-        caveats = (plan_lib.default_delta_caveat(num_examples),)
+        caveats = (sentences.DEFAULT_DELTA.format(number=num_examples),)
     bands = options.bands if isinstance(options.bands, int) else None
     common = {
         "sampling": options.sampling,
@@ -389,7 +390,8 @@ def _amplified(
     }
     pool = asked.pool(users)
     if pool is not None:
-        caveats = (plan_lib.counted_caveat("The size of the pool", pool.size), *caveats)
+        counted = {"what": "The size of the pool", "number": pool.size, "remedy": ""}
+        caveats = (sentences.COUNTED.format(**counted), *caveats)
     if asked.sampled_unit == plan_lib.USER:
         facts["contribution"] = "the mean gradient of at most group_size examples of a user"
     return Chosen(
@@ -405,7 +407,7 @@ def _amplified(
 def _group_size_not_covered(given: group_size.Choice | None) -> tuple[str, ...]:
     if given is None or not given.looked_at_users:
         return ()
-    return (group_size.not_covered(given.group_size, given.source),)
+    return (sentences.GROUP_SIZE_CHOICE.format(size=given.group_size, source=given.source),)
 
 
 def asked_of_passes(options: SamplingOptions, *, clip_norm: float) -> dp_ftrl_privacy.DpFtrlPrivacy:

@@ -226,9 +226,9 @@ class _Finetuning(RunKind):
 
     @override
     def begun_plan(self, known, output):
-        from tff_dpftrl.finetuning import opening, run
+        from tff_dpftrl.finetuning import opening, resuming
 
-        return run.plan_of(known, opening.config_of(known, output))
+        return resuming.plan_of(known, opening.config_of(known, output).model_workload)
 
     @override
     def process_group(self, config):

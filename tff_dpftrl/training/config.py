@@ -46,6 +46,279 @@ class CountedLanguage(language_config.LanguageConfig):
         "alone. Default: the one that a run without --vocabulary takes.",
         "data",
     )
+<<<<<<< HEAD
+=======
+    batch_size: int = _option(8, "Sequences in a client's batch.", "data", 1)
+    max_sequences_per_client: int = _option(
+        64, "Largest number of sequences of one client that are used in a round.", "data", 1
+    )
+
+    num_rounds: int = _option(100, "Number of rounds of training.", "federated learning", 1)
+    clients_per_round: int = _option(
+        20, "Number of clients in a round's cohort (the report goal).", "federated learning", 1
+    )
+    client_epochs: int = _option(
+        1, "Number of passes of a client over its sequences in a round.", "federated learning", 1
+    )
+    client_learning_rate: float = _option(
+        1.0, "Learning rate of the clients' SGD.", "federated learning", 0.0
+    )
+    server_optimizer: learning_options.ServerOptimizer = _option(
+        "momentum", "Optimizer of the server: sgd, momentum or adam.", "federated learning"
+    )
+    server_learning_rate: float = _option(
+        1.0, "Learning rate of the server's optimizer.", "federated learning", 0.0
+    )
+    server_momentum: float = _option(
+        0.9, "Momentum of the server's optimizer 'momentum'.", "federated learning", 0.0
+    )
+    server_adam_epsilon: float = _option(
+        1e-7,
+        "Term that the server's optimizer 'adam' adds to the root of its second moment. Steps are "
+        "normalised where updates are larger than this term.",
+        "federated learning",
+        0.0,
+    )
+    server_warmup_rounds: int = _option(
+        0,
+        "Rounds over which the server's learning rate grows to its full value.",
+        "federated learning",
+        0,
+    )
+    server_decay: learning_options.Decay = _option(
+        "none",
+        "How the server's learning rate falls to zero over the rounds: none, linear or cosine.",
+        "federated learning",
+    )
+    iterate_averaging: float | None = _option(
+        None,
+        "Decay of the exponential moving average of the rounds' models, which is evaluated and "
+        "kept in place of the last model; 0.95 averages some 20 rounds. It costs no privacy. "
+        "Default: no average.",
+        "federated learning",
+        0.0,
+    )
+
+    algorithm: Algorithm = _option(
+        "dp-ftrl",
+        "Algorithm. dp-ftrl: federated averaging with correlated noise, without a sampling "
+        "assumption. dp-fedavg and dp-fedsgd: independent noise, amplified by secret Poisson "
+        "sampling of users.",
+        "privacy",
+    )
+    sampling: Sampling | None = _option(
+        None,
+        "Secret sampling of users beside correlated noise, for data that one party holds whole. "
+        "cyclic: groups take turns, and a round is a Poisson sample of the group; needs a banded "
+        "mechanism. bins: each user is in every round of a bin. min_sep is the number of groups. "
+        "For dp-ftrl and dp-fedavg.",
+        "privacy",
+    )
+    mechanism: Mechanism = _option(
+        "blt",
+        f"Noise: {', '.join(table.runnable())} (see `tff-dpftrl plan --help`), or none (no "
+        "clipping, no noise, no privacy). For dp-ftrl, or with a sampling.",
+        "privacy",
+    )
+    strategy: str | None = _option(
+        None,
+        "Strategy in place of a mechanism that is optimised for the run: a file that `tff-dpftrl "
+        "plan --output` wrote, or an entry of the zoo of production models, like "
+        "blt-gboard-b400.",
+        "privacy",
+    )
+    noise_multiplier: float | None = _option(
+        None, "Standard deviation of the noise draws per unit of clip norm.", "privacy", 0.0
+    )
+    target_epsilon: float | None = _option(
+        None, "Largest ε that the whole run may spend, in place of a noise multiplier.", "privacy"
+    )
+    delta: float = _option(defaults.DELTA, "δ of the (ε, δ) statement.", "privacy")
+    budget_shares: str | None = _option(
+        None,
+        "Shares of the budget for what is released besides the weights, like vocabulary=0.05. "
+        "Default: the default shares.",
+        "privacy",
+    )
+    metrics_epsilon: float | None = _option(
+        None,
+        "Largest ε of the loss and accuracy on the training cohorts, if nothing else were "
+        "released: they are then released with noise. target_epsilon is for the whole. Or give a "
+        "share, like budget_shares metrics=0.05. Default: they stay in private/.",
+        "privacy",
+    )
+    clip_norm: float = _option(
+        0.5, "L2 norm that a client's update is clipped to (the first one if adaptive).", "privacy"
+    )
+    estimator: Estimator = _option(
+        "fixed-denominator",
+        "dp-fedavg and dp-fedsgd: denominator of a cohort's sum. fixed-denominator: the expected "
+        "number of clients. clipped-denominator: the number of clients that came, but not less "
+        "than the expected one; it takes twice the noise.",
+        "privacy",
+    )
+    per_layer_clipping: bool = _option(
+        False,
+        "dp-fedavg and dp-fedsgd: clip each of the m tensors of an update by itself, to clip_norm "
+        "/ √m, instead of all of them together.",
+        "privacy",
+    )
+    clip_norm_schedule: str | None = _option(
+        None,
+        "dp-fedavg and dp-fedsgd: later clip norms, each behind the number of rounds after which "
+        "it begins, like 2000:7.9,4000:5. The noise changes with the clip norm, so that noise "
+        "multiplier and ε stay the same (McMahan et al. 2018, section 3).",
+        "privacy",
+    )
+    simulate_report_goal: int | None = _option(
+        None,
+        "Number of clients a round of a larger run to simulate. The noise on the average of "
+        "clients_per_round is then what that run would have. Noise, target_epsilon, min_sep and "
+        "max_participations are then those of the larger run. The statement says what it and what "
+        "the simulation promise.",
+        "privacy",
+        1,
+    )
+    simulate_population: int | None = _option(
+        None,
+        "Number of clients in the population of the larger run (simulate_report_goal).",
+        "privacy",
+        1,
+    )
+    min_sep: int | None = _option(
+        None,
+        "Smallest difference between the indices of two rounds of one client: a stride, not the "
+        "gap in between. Default: the largest that the population allows.",
+        "privacy",
+        1,
+    )
+    max_participations: int | None = _option(
+        None,
+        "Largest number of rounds of one client. Default: as many as min_sep allows, or, without "
+        "min_sep, as few as equal shares of the rounds need.",
+        "privacy",
+        1,
+    )
+    error: Literal["max", "rms"] | None = _option(
+        None,
+        "Noise that an optimised mechanism minimises, over the prefix sums: the largest (max) or "
+        "the root mean square (rms). Default: max for blt and rms for the others.",
+        "privacy",
+    )
+    workload: Literal["prefix", "auto"] = _option(
+        "prefix",
+        "Sums whose noise an optimised mechanism minimises. prefix: prefix sums of the updates. "
+        "auto: the sums from which server_optimizer, its schedule and iterate_averaging make "
+        "models. For adam, auto takes its momentum and schedule, and takes its preconditioner as "
+        "constant.",
+        "privacy",
+    )
+    buffers: int | None = _option(
+        None, "Number of buffers of the BLT mechanism. Default: chosen automatically.", "privacy", 1
+    )
+    max_decay: float | None = _option(
+        None,
+        "Largest buffer decay of the BLT mechanism; 1 for no bound. Default: 1 - 1 / rounds.",
+        "privacy",
+        0.0,
+    )
+    bands: int | None = _option(
+        None,
+        "Number of bands of bandmf, bandtoep and bandfhu, or of the inverse for bisr, bifr and "
+        f"bandinv. Default: min_sep, or {mechanism_defaults.INVERSE_BANDS} for the inverse. For "
+        "bandtoep with a sampling and a target_epsilon, but without min_sep, the number with the "
+        "least noise. Memory of bandmf, bandtoep and bandfhu: bands - 1 copies of the model.",
+        "privacy",
+        1,
+    )
+    correlation: float | None = _option(
+        None, "Share λ of the mechanism lambda-cgd. Default: tuned.", "privacy", 0.0
+    )
+    adaptive_clipping: bool = _option(
+        False,
+        "Estimate the clip norm privately while training, from clip_norm on. The noise restarts "
+        "whenever the estimate is taken over.",
+        "privacy",
+    )
+    target_unclipped_quantile: float = _option(
+        0.5, "Adaptive clipping: share of users to leave unclipped.", "privacy", 0.0
+    )
+    clip_learning_rate: float = _option(
+        0.2, "Adaptive clipping: step of the estimate's logarithm.", "privacy", 0.0
+    )
+    clipped_count_stddev: float | None = _option(
+        None,
+        "Adaptive clipping: standard deviation of the noise on a round's number of unclipped "
+        "users. In a simulation it is that of its own cohorts. Default: clients_per_round / 20.",
+        "privacy",
+        0.0,
+    )
+    restart_warmup: int = _option(
+        128, "Adaptive clipping: round of the first restart.", "privacy", 1
+    )
+    restart_every: int = _option(
+        1024, "Adaptive clipping: rounds between later restarts.", "privacy", 1
+    )
+    restart_optimizer: bool = _option(
+        False,
+        "Adaptive clipping: restart the server's optimizer with the noise, with zero momentum.",
+        "privacy",
+    )
+    secagg_bits: int | None = _option(
+        None,
+        "Number of bits a parameter of the integers that clients encode their updates as, which "
+        "secure aggregation sums. The noise is scaled up for what rounding may add. Default: no "
+        "encoding.",
+        "privacy",
+        1,
+    )
+
+    noise: learning_options.NoiseGenerator = _option(
+        "philox",
+        "Generator of the updates' noise; metrics and a vocabulary have another one. 'philox'. "
+        "'secure': AES-256 in counter mode, with Gaussians that are rounded without error and "
+        "added on a grid, safe from attacks on floating point.",
+        "privacy",
+    )
+
+    max_epsilon: float | None = _option(
+        None,
+        "Largest ε: the run stops before the round that would bring the ε spent above this. "
+        "Default: no limit.",
+        "run",
+    )
+    stop_at_accuracy: float | None = _option(
+        None,
+        "Held-out top-1 accuracy at which the run stops, as a share, not in %. Default: the "
+        "run does not stop for accuracy.",
+        "run",
+    )
+    held_out_users: Literal["public", "protected"] = _option(
+        "public",
+        "Whether figures of the held-out users, who never train, may be published. 'protected': "
+        "all that is measured on them stays in private/, the best model too. With "
+        "metrics_epsilon, evaluations on them are then released with noise, for the same ε.",
+        "run",
+    )
+    eval_every: int = _option(
+        10, "Number of rounds between evaluations on held-out users.", "run", 1
+    )
+    eval_sequences: int = _option(
+        4000, "Largest number of held-out sequences in an evaluation.", "run", 1
+    )
+    seed: int = _option(
+        0,
+        "Public seed of the shuffling, the initial model and dp-ftrl's cohorts. It is not the "
+        "seed of noise or of sampled cohorts: those seeds are secret.",
+        "run",
+    )
+    deterministic_noise_seed: int | None = _option(
+        None,
+        "Seed of the noise, for debugging only. Whoever knows it can subtract the noise: the run "
+        "is NOT private. Default: the operating system's generator.",
+        "run",
+    )
+>>>>>>> main
 
     def __post_init__(self):
         super().__post_init__()

@@ -11,8 +11,7 @@ from tests.runtime.status import watched
 from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.cluster import observed
 from tff_dpftrl.runtime.protocol import wire_pb2
-from tff_dpftrl.runtime.server import observer
-from tff_dpftrl.runtime.status import metrics, observations
+from tff_dpftrl.runtime.status import metrics, observations, observer
 
 
 class _Recorded(watched.Watched):

@@ -17,7 +17,8 @@ from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.plans import plan_pb2
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 from tff_dpftrl.runtime.server import limits as limits_lib
-from tff_dpftrl.runtime.server import observer, served_task, server
+from tff_dpftrl.runtime.server import served_task, server
+from tff_dpftrl.runtime.status import observer
 from verification import memory_store
 
 POPULATION = "toys"
@@ -273,7 +274,7 @@ async def take_part(channel, update=b"1", **check_in):
     return configuration, answer
 
 
-async def until(is_so, seconds=10.0):
+async def until(is_so, seconds=60.0):
     """Waits for something to be so."""
     for _ in range(int(seconds / 0.01)):
         if is_so():
