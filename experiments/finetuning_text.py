@@ -46,7 +46,7 @@ from tff_dpftrl.finetuning import (
     run_privacy,
 )
 from tff_dpftrl.finetuning import config as config_lib
-from tff_dpftrl.runs import privacy
+from tff_dpftrl.runs import mechanism_plan
 from tff_dpftrl.training import corpus, text_task, trained_model
 
 _RESULTS = pathlib.Path(__file__).resolve().parent / "results"
@@ -211,7 +211,7 @@ class Corpus:
     def _delta(self, cell: Cell) -> float:
         return plan.default_delta(int(self.users.num_examples.sum()) * cell.users_scale)
 
-    def _privacy(self, cell: Cell, group: int, cohort: int) -> privacy.PrivacyPlan:
+    def _privacy(self, cell: Cell, group: int, cohort: int) -> mechanism_plan.MechanismPlan:
         rows = 1 if cell.method == ELS else group
         clip_norm = choosing.CLIP_FACTOR * self.proxies.gradient_norms(rows)
         if cell.method == PASSES:
@@ -243,7 +243,7 @@ class Corpus:
             made, clip_norm=clip_norm, deterministic_seed=cell.seed
         )
 
-    def _turns(self, cell: Cell) -> tuple[int, int, privacy.PrivacyPlan]:
+    def _turns(self, cell: Cell) -> tuple[int, int, mechanism_plan.MechanismPlan]:
         """G, M and privacy of least noise, relative to the gradients, of users' turns."""
         norms, setting = self.proxies.gradient_norms, (cell.method, cell.epsilon, cell.budget)
         if setting not in self._best_turns:  # The seed makes no difference.

@@ -33,7 +33,7 @@ def _epsilon_of_training(**options):
         **options,
     )
     plan = config.privacy().plan(_POPULATION, num_parameters=10)
-    assert plan.schema == _SCHEMA
+    assert plan.declared == _SCHEMA
     return plan.epsilon_after(_ROUNDS)
 
 

@@ -19,7 +19,7 @@ from tff_dpftrl.mechanisms import blt, table
 from tff_dpftrl.numpy_noise import stream as noise_stream
 from tff_dpftrl.participation import observed
 from tff_dpftrl.participation import schema as schema_lib
-from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, privacy, sampled_privacy
+from tff_dpftrl.runs import mechanism_plan, privacy
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.tasks import secure_groups, task_privacy
 from tff_dpftrl.runtime.tasks import terms as terms_lib
@@ -44,14 +44,16 @@ _FACTS = facts_lib.Facts(
 
 
 def _of_run(
-    plan: privacy.PrivacyPlan,
+    plan: mechanism_plan.MechanismPlan,
     *,
     min_sep: int,
     times: int,
     facts: facts_lib.Facts = _FACTS,
-    exact: str = privacy.TRAINING_METRICS_NOT_COVERED,
+    exact: str = mechanism_plan.TRAINING_METRICS_NOT_COVERED,
 ) -> statement.PrivacyStatement:
-    facts = dataclasses.replace(facts, not_covered=(privacy.not_covered(exact, plan.others),))
+    facts = dataclasses.replace(
+        facts, not_covered=(mechanism_plan.not_covered(exact, plan.others),)
+    )
     seen = observed.ObservedParticipation(plan.num_rounds, min_sep, times, {times: _NUM_USERS})
     return plan.statement(seen, facts, charge_all_rounds=False)
 
@@ -63,7 +65,7 @@ def _passes(
     facts: facts_lib.Facts = _FACTS,
     exact: str = run_privacy.METRICS_NOT_COVERED,
 ) -> statement.PrivacyStatement:
-    plan = dp_ftrl_privacy.DpFtrlPrivacy(
+    plan = privacy.DpFtrl(
         num_rounds=100,
         clients_per_round=1000,
         clip_norm=0.5,
@@ -83,7 +85,7 @@ def _with_parts() -> statement.PrivacyStatement:
         dataclasses.replace(words, says="words, counted with noise, above a threshold"),
         dataclasses.replace(metrics, says="loss and accuracy of each round, with noise"),
     )
-    plan = dp_ftrl_privacy.DpFtrlPrivacy(
+    plan = privacy.DpFtrl(
         num_rounds=100,
         clients_per_round=1000,
         clip_norm=0.5,
@@ -96,7 +98,7 @@ def _with_parts() -> statement.PrivacyStatement:
 
 
 def _dp_fedavg() -> statement.PrivacyStatement:
-    plan = sampled_privacy.SampledPrivacy(
+    plan = privacy.DpFedAvg(
         algorithm="dp-fedavg",
         num_rounds=100,
         clients_per_round=1000,
@@ -108,7 +110,7 @@ def _dp_fedavg() -> statement.PrivacyStatement:
 
 
 def _cyclic() -> statement.PrivacyStatement:
-    plan = amplified_privacy.AmplifiedPrivacy(
+    plan = privacy.Amplified(
         sampling="cyclic",
         num_rounds=100,
         clients_per_round=1000,
@@ -188,7 +190,7 @@ def examples() -> Iterator[tuple[str, statement.PrivacyStatement]]:
     Yields:
       What was run, and its statement.
     """
-    exact = privacy.TRAINING_METRICS_NOT_COVERED
+    exact = mechanism_plan.TRAINING_METRICS_NOT_COVERED
     yield "`train` (DP-FTRL)", _passes(in_one_place=False, exact=exact)
     yield "`train` with a vocabulary and metrics within ε", _with_parts()
     yield "`train --algorithm dp-fedavg`", _dp_fedavg()

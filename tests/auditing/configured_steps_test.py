@@ -77,7 +77,7 @@ def test_a_third_of_the_noise_is_found(toy, monkeypatch):
     of_plan = private_steps.round_of
 
     def weaker(plan, strategy, **options):
-        derived = dataclasses.replace(plan, noise_multiplier=0.3 * plan.noise_multiplier)
+        derived = plan.with_noise(multiplier=0.3 * plan.noise_multiplier)
         return of_plan(derived, strategy, **options)
 
     monkeypatch.setattr(private_steps, "round_of", weaker)
@@ -86,8 +86,8 @@ def test_a_third_of_the_noise_is_found(toy, monkeypatch):
 
 @pytest.mark.slow
 def test_a_larger_clip_norm_is_found(toy, monkeypatch):
-    def sums(model, rows_per_unit, *, normalised=False, **_):
-        exact = clipped_sums.looped(clipped_sums.language_rows(model), normalised=normalised)
+    def sums(model, rows_per_unit, **_):
+        exact = clipped_sums.looped(clipped_sums.language_rows(model))
         return lambda weights, rows, splits, clip: exact(weights, rows, splits, 2.0 * clip)
 
     monkeypatch.setattr(ghost, "fastest_clipped_sum", sums)

@@ -21,7 +21,7 @@ from tff_dpftrl.finetuning import (
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.models import keras_versions, low_rank, transformer, word_lstm
-from tff_dpftrl.runs import dp_ftrl_privacy
+from tff_dpftrl.runs import privacy
 
 _CLIP, _AT_ONCE, _NUM_STEPS = 0.05, 3, 7
 # Chance that correct steps are called violated in a test: the noise has no seed here.
@@ -45,7 +45,7 @@ _SAMPLED = run_privacy.SampledFinetuning.of(
     clip_norm=_CLIP,
     deterministic_seed=None,
 )
-_PASSES = dp_ftrl_privacy.DpFtrlPrivacy(
+_PASSES = privacy.DpFtrl(
     num_rounds=_NUM_STEPS,
     clients_per_round=10,
     clip_norm=_CLIP,
@@ -65,7 +65,7 @@ _UNITS = [2, 1, 2, 2, 1]  # Three at once: the last piece has two.
 
 def _build(plan, sums, *, noise=1.0, model=_MODEL, kind=private_steps.PrivateSteps):
     strategy = identity.Identity() if plan is _SAMPLED else plan.strategy
-    weaker = dataclasses.replace(plan, noise_multiplier=noise * plan.noise_multiplier)
+    weaker = plan.with_noise(multiplier=noise * plan.noise_multiplier)
     return lambda optimizer: kind(
         private_steps.round_of(weaker, strategy),
         sums,
@@ -277,7 +277,7 @@ def test_of_steps_that_cannot_be_replayed_nobody_says_what_a_unit_adds():
 def test_what_cannot_be_audited_is_refused():
     with pytest.raises(ValueError, match="row_splits must have one unit at least"):
         _audit(_build(_SAMPLED, _GHOST), counts=())
-    silent = dataclasses.replace(_SAMPLED, noise_multiplier=0.0)
+    silent = _SAMPLED.with_noise(multiplier=0.0)
     with pytest.raises(ValueError, match="plan has no noise"):
         _audit(_build(_SAMPLED, _GHOST), silent)
 

@@ -10,11 +10,11 @@ import pytest
 
 from tests.training import toy_run
 from tff_dpftrl.accounting import privacy_statement, statement, statement_text
-from tff_dpftrl.auditing import audit_report, claim, configured
+from tff_dpftrl.auditing import audit_report, claim
 from tff_dpftrl.auditing.recount import run_folder
 from tff_dpftrl.cli import audit, main
 from tff_dpftrl.participation import ledger_file
-from tff_dpftrl.runs import statement_subject
+from tff_dpftrl.runs import privacy, statement_subject
 
 corpus = toy_run.corpus
 trained = toy_run.trained
@@ -208,10 +208,10 @@ def test_a_config_that_promises_nothing(tmp_path, capsys):
 def test_the_options_of_a_task_say_how_many_devices_there_are(tmp_path, capsys, monkeypatch):
     file = tmp_path / "task.toml"
     file.write_text(_OPTIONS.format("none") + 'population = "tests"\nnum_devices = 300')
-    plan = configured.dp_ftrl_privacy.DpFtrlPrivacy.plan
+    plan = privacy.DpFtrl.plan
     asked = []
     monkeypatch.setattr(
-        configured.dp_ftrl_privacy.DpFtrlPrivacy,
+        privacy.DpFtrl,
         "plan",
         lambda self, clients, size: asked.append(clients) or plan(self, clients, size),
     )

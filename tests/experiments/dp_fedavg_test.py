@@ -7,7 +7,7 @@ import pytest
 
 from experiments import make
 from tff_dpftrl.cli import main, sweep
-from tff_dpftrl.runs import sampled_privacy
+from tff_dpftrl.runs import participants
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import folder, running
 
@@ -68,7 +68,7 @@ def test_cohorts_of_ten_have_the_noise_of_those_they_stand_for(cells_of):
     }
     assert list(plans) == [100, 1250, 5000]
     for goal, plan in plans.items():
-        assert isinstance(plan, sampled_privacy.SampledPlan)
+        assert isinstance(plan.participation, participants.FedAvgCohorts)
         stddev = plan.noise_multiplier * plan.clip_norm / plan.clients_per_round
         assert stddev == pytest.approx(plan.clip_norm / goal)  # z = 1
         assert plan.simulated.deployment.population == 763_430
@@ -78,4 +78,7 @@ def test_a_change_halfway_costs_nothing(cells_of):
     cells = [cell for cell in cells_of("dp_fedavg_schedule") if cell.config.seed == 0]
     plans = [cell.config.privacy().plan(_USERS, _PARAMETERS) for cell in cells]
     assert len({plan.simulated.epsilon for plan in plans}) == 1
-    assert plans[0].clip_norms == 10.0 and plans[1].clip_norms == (10.0,) * 75 + (1.0,) * 75
+    assert (
+        plans[0].clipping.norms(150) == 10.0
+        and plans[1].clipping.norms(150) == (10.0,) * 75 + (1.0,) * 75
+    )

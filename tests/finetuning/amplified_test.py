@@ -62,7 +62,8 @@ def test_the_chosen_bands_have_no_more_noise_than_sampling_and_than_passes(epsil
     # One band is ULS, and 20 bands in 20 groups of 40 users are passes, of another strategy.
     assert noise[0] == pytest.approx(by_sampling, rel=1e-3)
     assert (
-        curve[-1].plan.cyclic.sampling_probability == 1.0 and curve[-1].name == "20 bands, a pass"
+        curve[-1].plan.participation.cyclic.sampling_probability == 1.0
+        and curve[-1].name == "20 bands, a pass"
     )
     chosen = _asked(target_epsilon=epsilon).with_bands(_USERS).bands
     least = min(noise)
@@ -114,7 +115,7 @@ def test_one_band_has_the_batches_of_independent_noise(unit):
     same = kind[unit](
         _USERS,
         group_size=4,
-        sampling_probability=plan.cyclic.sampling_probability,
+        sampling_probability=plan.participation.cyclic.sampling_probability,
         num_steps=60,
         seed=9,
     )
@@ -128,7 +129,9 @@ def test_one_band_has_the_batches_of_independent_noise(unit):
 def test_examples_of_a_pool_come_at_their_users_turns_only():
     users, groups = example_sampling.of_sizes([2, 9, 30] * 100), 4
     plan = _planned(users, bands=groups, sampled_unit="example")
-    assert plan.pool.size == 100 * (2 + 4 + 4) and plan.pool.of_client == 4
+    assert (
+        plan.participation.pool.size == 100 * (2 + 4 + 4) and plan.participation.pool.of_client == 4
+    )
     assert plan.clients_per_round == pytest.approx(40)
     batches, steps = passes.batches_of(plan, users, 4, 5), collections.defaultdict(set)
     pool = collections.defaultdict(set)
@@ -165,7 +168,7 @@ def test_examples_cost_a_mixture_at_each_turn():
         bands=20,
         noise_multiplier=30.0,
     )
-    assert plan.cyclic.sampling_probability == 1.0
+    assert plan.participation.cyclic.sampling_probability == 1.0
     norm = np.linalg.norm(plan.strategy.strategy_matrix(60), axis=0).max()
     expected = gaussian.epsilon(4 * norm * math.sqrt(3) / 30.0, 1e-5)
     assert expected <= plan.epsilon_after(60) <= expected * 1.001
@@ -188,7 +191,7 @@ def test_a_plan_goes_on_from_what_it_recorded():
         plan = _planned(**changes)
         derived = json.loads(json.dumps({**plan.derived(), "clip_norm": 1.0}))
         again = amplified.resumed(derived, len(_USERS), deterministic_seed=None)
-        assert dataclasses.replace(again, strategy=plan.strategy) == plan
+        assert again.with_noise(strategy=plan.strategy) == plan
         assert again.epsilon_after(60) == plan.epsilon_after(60)
     rule = workload.UpdateRule(momentum=0.9).workload(60)
     of_models = _asked(bands=4).asked(_USERS, clip_norm=1.0, workload=rule).plan(len(_USERS), 1)
@@ -201,7 +204,7 @@ def test_everybody_of_a_bin_comes_at_each_of_its_turns():
     asked = _asked(sampling="bins", noise_multiplier=9.0, mechanism="bandtoep", bands=8)
     planned = amplified.PlannedAmplified(asked, _planned(**dataclasses.asdict(asked)))
     plan = planned.plan
-    assert not asked.chooses_bands and plan.sampling.num_bins == 20
+    assert not asked.chooses_bands and plan.participation.sampling.num_bins == 20
     batches = passes.batches_of(plan, _USERS, 4, 3)
     for step in (0, 1, 19):
         first, again = batches(step), batches(step + 40)

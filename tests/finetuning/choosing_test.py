@@ -11,7 +11,7 @@ from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import workload
 from tff_dpftrl.participation import observed
-from tff_dpftrl.runs import dp_ftrl_privacy
+from tff_dpftrl.runs import participants
 
 _USERS = example_sampling.of_sizes(np.tile([4, 16, 16, 60], 250))
 # As measured from docstrings to commit messages (a transformer of 0.9M weights).
@@ -67,7 +67,7 @@ def test_bands_sizes_and_noise_of_turns_are_chosen_together():
     chosen = _choose(_options(sampling="cyclic", compute_budget=64, target_epsilon=8.0))
     assert choosing.needs_proxies(_options(sampling="cyclic", compute_budget=64))
     plan = chosen.privacy
-    assert plan.cyclic.num_groups > 1 and 7.9 < plan.epsilon_after(100) <= 8.0
+    assert plan.participation.cyclic.num_groups > 1 and 7.9 < plan.epsilon_after(100) <= 8.0
     assert chosen.group_size * plan.clients_per_round == pytest.approx(64)
     assert "1 band" in chosen.reasons[0] and "a step's average" in chosen.reasons[0]
     assert chosen.facts["group_size_source"].startswith("by the least noise")
@@ -88,8 +88,11 @@ def test_turns_of_examples_have_the_pool_that_is_asked_for():
     chosen = _choose(options)
     assert chosen.caveats[0].startswith("The size of the pool, 7000, determines")
     plan = chosen.privacy
-    assert plan.pool.size == 250 * (4 + 3 * 8) and plan.cyclic.num_groups == 4
-    assert plan.cyclic.sampling_probability == pytest.approx(64 * 4 / 7000)
+    assert (
+        plan.participation.pool.size == 250 * (4 + 3 * 8)
+        and plan.participation.cyclic.num_groups == 4
+    )
+    assert plan.participation.cyclic.sampling_probability == pytest.approx(64 * 4 / 7000)
     assert run_privacy.rows_per_unit(plan, 8) == 1
     with pytest.raises(ValueError, match="cohort_size=1001|exceeds the 1000 users"):
         _choose(_options(sampling="cyclic", group_size=1, cohort_size=1001))
@@ -217,9 +220,9 @@ def test_passes_sample_nothing_and_correlate_the_noise():
     )
     chosen = _choose(options)
     plan = chosen.privacy
-    assert isinstance(plan, dp_ftrl_privacy.DpFtrlPlan) and plan.clients_per_round == 20
-    assert plan.schema.min_sep == 50 and plan.schema.max_participations == 2
-    assert plan.delta == 1e-6 and plan.data_in_one_place
+    assert isinstance(plan.participation, participants.Turns) and plan.clients_per_round == 20
+    assert plan.declared.min_sep == 50 and plan.declared.max_participations == 2
+    assert plan.delta == 1e-6 and plan.participation.data_in_one_place
     assert 3.9 < plan.epsilon_after(100) <= 4.0
     assert "everybody once in 50 steps" in chosen.reasons[-1]
     assert chosen.facts["group_size"] == 2
@@ -235,7 +238,7 @@ def test_passes_are_optimised_for_the_models_of_the_optimizer():
     assert made.model_workload == rule.workload(100)
     plan = _choose(made).privacy
     sums = _choose(_options(**given, **options)).privacy
-    losses = [one.strategy.max_loss(one.schema, made.model_workload) for one in (plan, sums)]
+    losses = [one.strategy.max_loss(one.declared, made.model_workload) for one in (plan, sums)]
     assert losses[0] < 0.99 * losses[1]
     sampled = given | {"sampling": "cyclic", "bands": 4, "compute_budget": 64}
     turns, of_sums = (
@@ -245,7 +248,7 @@ def test_passes_are_optimised_for_the_models_of_the_optimizer():
     losses = [one.strategy.rms_error(100, made.model_workload) for one in (turns, of_sums)]
     norms = [np.linalg.norm(one.strategy.coefficients) for one in (turns, of_sums)]
     assert losses[0] * norms[0] < 0.99 * losses[1] * norms[1]
-    assert turns.workload == made.model_workload and of_sums.workload is None
+    assert turns.noise.workload == made.model_workload and of_sums.noise.workload is None
     for changes, message in (
         ({"sampling": "user", "cohort_size": 9}, "workload 'auto' is for correlated noise"),
         ({"mechanism": "tree"}, "workload 'auto' is for the mechanism blt or .* not for tree"),

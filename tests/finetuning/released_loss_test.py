@@ -13,7 +13,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.auditing.recount import run_folder
 from tff_dpftrl.finetuning import example_sampling, run, run_privacy, step_trainer
 from tff_dpftrl.finetuning import plan as plan_lib
-from tff_dpftrl.runs import dp_ftrl_privacy, released_metrics
+from tff_dpftrl.runs import privacy, released_metrics
 
 toy = toy_finetuning.toy
 
@@ -55,7 +55,7 @@ def test_sampled_steps_cost_the_same_with_a_share_for_the_loss():
 
 
 def test_passes_cost_the_same_with_an_epsilon_for_the_loss():
-    asked = dp_ftrl_privacy.DpFtrlPrivacy(
+    asked = privacy.DpFtrl(
         num_rounds=12,
         clients_per_round=6,
         clip_norm=1.0,

@@ -29,6 +29,7 @@ from tff_dpftrl.finetuning import (
     opening,
     private_steps,
     proxies,
+    resuming,
     run,
     run_privacy,
     step_trainer,
@@ -307,7 +308,7 @@ def test_the_books_have_the_users_of_every_batch(kind, toy, tmp_path, monkeypatc
     )
     sizes = np.array([len(encoded.sequences(user)) for user in encoded.user_ids])
     users = example_sampling.Users(encoded.user_ids, sizes)
-    plan = run.plan_of(manifest.read(tmp_path / "run"), config).plan
+    plan = resuming.plan_of(manifest.read(tmp_path / "run")).plan
     batches = plan.contributions(users, seed=config.deterministic_noise_seed)
     assert len(begun) == len(trained) == toy_finetuning.NUM_STEPS
     for index, (members, (num_units, words)) in enumerate(zip(begun, trained, strict=True)):
@@ -357,7 +358,7 @@ def test_a_private_run_states_what_its_plan_spent(kind, toy, tmp_path):
     lines = []
     results = _finetune(config, tmp_path / "run", lines)
     statement = results.statement
-    plan = run.plan_of(manifest.read(tmp_path / "run"), config)
+    plan = resuming.plan_of(manifest.read(tmp_path / "run"))
     assert (
         statement.has_guarantee
         and statement.epsilon == plan.plan.epsilon <= noise["target_epsilon"]
@@ -589,7 +590,7 @@ def test_turns_are_chosen_stated_and_recounted(kind, toy, tmp_path):
     statement = _finetune(config, tmp_path / "run", lines).statement
     said = " ".join(lines)
     assert "Noise of a step's average, in units of the clip norm" in said and "(1 band)" in said
-    plan = run.plan_of(manifest.read(tmp_path / "run"), config)
+    plan = resuming.plan_of(manifest.read(tmp_path / "run"))
     assert 5.9 < statement.epsilon == plan.epsilon_after(toy_finetuning.NUM_STEPS) <= 6.0
     assert statement.parameters["sampling"] == "cyclic"
     assert statement.parameters["sampled_unit"] == config.sampled_unit

@@ -15,9 +15,9 @@ from tff_dpftrl.accounting import (
 )
 from tff_dpftrl.mechanisms import serialization, table
 from tff_dpftrl.participation import observed, sampling, schema
-from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, sampled_privacy, simulated_run
+from tff_dpftrl.runs import mechanism_plan, privacy, simulated_run
 
-_CYCLIC = amplified_privacy.AmplifiedPrivacy(
+_CYCLIC = privacy.Amplified(
     sampling="cyclic",
     num_rounds=20,
     clients_per_round=10,
@@ -29,7 +29,7 @@ _CYCLIC = amplified_privacy.AmplifiedPrivacy(
 _SEEN = observed.ObservedParticipation(15, 3, 4, {4: 1})
 
 
-def _plan(num_clients=100, **changes) -> amplified_privacy.AmplifiedPlan:
+def _plan(num_clients=100, **changes) -> mechanism_plan.MechanismPlan:
     return dataclasses.replace(_CYCLIC, **changes).plan(num_clients, 1000)
 
 
@@ -39,11 +39,11 @@ def _state(plan, seen=_SEEN, *, charge_all_rounds=False):
 
 def test_as_many_groups_as_bands_take_turns():
     plan = _plan()
-    assert plan.sampling == sampling.CyclicPoisson(20, 3, 0.1 * 3)
+    assert plan.participation.sampling == sampling.CyclicPoisson(20, 3, 0.1 * 3)
     assert plan.needs_secret_cohorts and plan.clients_per_round == pytest.approx(10)
     assert plan.declared == schema.MinSep(20, 3, 7)
     assert plan.memory_copies == 2
-    assert _plan(min_sep=5).sampling == sampling.CyclicPoisson(20, 5, 0.5)
+    assert _plan(min_sep=5).participation.sampling == sampling.CyclicPoisson(20, 5, 0.5)
 
 
 def test_epsilon_is_that_of_the_first_rounds():
@@ -55,7 +55,7 @@ def test_epsilon_is_that_of_the_first_rounds():
             noise_multiplier=2.0,
             num_rounds=rounds,
             num_groups=3,
-            sampling_probability=plan.sampling.sampling_probability,
+            sampling_probability=plan.participation.sampling.sampling_probability,
         ).epsilon(1e-6)
 
     assert plan.epsilon_after(0) == 0.0
@@ -69,7 +69,9 @@ def test_epsilon_is_that_of_the_first_rounds():
 
 def test_one_band_is_dp_fedavg():
     one = _plan(mechanism="identity", options=table.DEFAULTS, min_sep=None)
-    other = sampled_privacy.SampledPrivacy("dp-fedavg", 20, 10, 0.5, 1e-6, 2.0).plan(100, 1000)
+    other = privacy.DpFedAvg(20, 10, 0.5, 1e-6, algorithm="dp-fedavg", noise_multiplier=2.0).plan(
+        100, 1000
+    )
     assert one.epsilon_after(20) == other.epsilon_after(20)
     assert one.noise_to_signal(1000) == pytest.approx(other.noise_to_signal(1000))
     assert _state(one).profile == _state(other).profile != ()
@@ -79,11 +81,11 @@ def test_certain_turns_cost_what_the_stride_costs():
     # q = 1: whoever is in a group comes at each turn, as in passes with the stride as declared.
     # In 21 rounds the last turn of the first group has a whole column.
     plan = _plan(num_clients=30, num_rounds=21)
-    assert plan.sampling.sampling_probability == pytest.approx(1.0)
-    passes = dp_ftrl_privacy.DpFtrlPrivacy(
-        21, 10, 0.5, 1e-6, "bandtoep", noise_multiplier=2.0, min_sep=3
+    assert plan.participation.sampling.sampling_probability == pytest.approx(1.0)
+    passes = privacy.DpFtrl(
+        21, 10, 0.5, 1e-6, mechanism="bandtoep", noise_multiplier=2.0, min_sep=3
     ).plan(30, 1000)
-    of_passes = dataclasses.replace(passes, strategy=plan.strategy)
+    of_passes = passes.with_noise(strategy=plan.strategy)
     exact = of_passes.epsilon_after(21)
     assert exact <= plan.epsilon_after(21) <= exact + 2e-3
 
@@ -108,7 +110,11 @@ def test_a_larger_run_is_simulated_with_its_sampling():
     plan = _plan(deployment=deployment)
     alone = dataclasses.replace(_CYCLIC, clients_per_round=40).plan(1000, 1000)
     assert plan.simulated.epsilon == alone.epsilon_after(20)
-    assert plan.wanted_sampling == alone.sampling != plan.sampling
+    assert (
+        plan.simulated.participation.sampling
+        == alone.participation.sampling
+        != plan.participation.sampling
+    )
     assert (plan.noise_multiplier, plan.wanted_noise_multiplier) == (pytest.approx(0.5), 2.0)
     assert plan.epsilon_after(20) > alone.epsilon_after(20)
     again = dataclasses.replace(_CYCLIC, deployment=deployment).resumed(100, 1000, plan.derived())
@@ -125,7 +131,10 @@ def test_bins_that_are_simulated_have_the_noise_on_their_averages():
         num_rounds=24,
         deployment=simulated_run.Deployment(40, 990),
     )
-    assert (plan.sampling.num_bins, plan.wanted_sampling.num_bins) == (1, 24)
+    assert (
+        plan.participation.sampling.num_bins,
+        plan.simulated.participation.sampling.num_bins,
+    ) == (1, 24)
     assert plan.noise_multiplier / plan.clients_per_round == pytest.approx(2.0 / 41.25)
 
 
@@ -142,7 +151,10 @@ def test_the_statement_says_who_drew_and_how():
 
 
 def test_statements_of_turns_and_of_dp_fedavg_compose_by_their_loss():
-    plan, plain = _plan(), sampled_privacy.SampledPrivacy("dp-fedavg", 20, 10, 0.5, 1e-6, 1.0)
+    plan, plain = (
+        _plan(),
+        privacy.DpFedAvg(20, 10, 0.5, 1e-6, algorithm="dp-fedavg", noise_multiplier=1.0),
+    )
     states = [_state(plan), _state(plain.plan(100, 1000))]
     cyclic, rounds = (
         composition.Spent.from_json("a", json.loads(statement_text.to_json(state)))
@@ -168,10 +180,10 @@ def test_bins_take_any_mechanism_and_cost_less_than_turns_that_are_known():
     options = {"sampling": "bins", "mechanism": "blt", "options": table.DEFAULTS}
     plan = _plan(num_clients=53, **options)
     # As many bins as have ten clients at least.
-    assert plan.sampling == sampling.BallsInBins(20, 5)
+    assert plan.participation.sampling == sampling.BallsInBins(20, 5)
     assert plan.clients_per_round == pytest.approx(10.6)
-    known = dp_ftrl_privacy.DpFtrlPrivacy(
-        20, 10, 0.5, 1e-6, "blt", noise_multiplier=2.0, min_sep=5
+    known = privacy.DpFtrl(
+        20, 10, 0.5, 1e-6, mechanism="blt", noise_multiplier=2.0, min_sep=5
     ).plan(53, 1000)
     assert plan.strategy == known.strategy
     spent = [plan.epsilon_after(t) for t in (1, 5, 6, 20)]
@@ -196,7 +208,7 @@ def test_bands_that_are_left_open_are_those_of_least_noise():
         for bands in (1, 3, 5, 7)
     ]
     assert _noise(chosen) <= min(given) * (1 + 2e-3) < given[0]
-    assert chosen.sampling.num_groups > 1 and chosen.epsilon_after(20) <= 4.0
+    assert chosen.participation.sampling.num_groups > 1 and chosen.epsilon_after(20) <= 4.0
     # With min_sep there are as many bands as groups.
     assert _plan(80, **left_open, min_sep=4).memory_copies == 3
     # Of a run that is simulated it is the larger run whose noise counts.

@@ -10,9 +10,9 @@ import pytest
 from tff_dpftrl.accounting import facts, guarantee, statement_text
 from tff_dpftrl.mechanisms import blt, dense, identity, serialization, table, tree, workload
 from tff_dpftrl.participation import cohorts, observed, schema
-from tff_dpftrl.runs import dp_ftrl_privacy, simulated_run
+from tff_dpftrl.runs import mechanism_plan, privacy, simulated_run
 
-_PRIVACY = dp_ftrl_privacy.DpFtrlPrivacy(
+_PRIVACY = privacy.DpFtrl(
     num_rounds=12,
     clients_per_round=5,
     clip_norm=0.5,
@@ -23,7 +23,7 @@ _PRIVACY = dp_ftrl_privacy.DpFtrlPrivacy(
 )
 
 
-def _plan(num_clients=40, num_parameters=1000, **changes) -> dp_ftrl_privacy.DpFtrlPlan:
+def _plan(num_clients=40, num_parameters=1000, **changes) -> mechanism_plan.MechanismPlan:
     return dataclasses.replace(_PRIVACY, **changes).plan(num_clients, num_parameters)
 
 
@@ -78,7 +78,7 @@ def test_without_a_stride_the_schema_is_what_the_schedule_does(
 def test_devices_that_keep_to_a_stride_may_come_as_often_as_it_allows():
     fleet = simulated_run.Deployment(population=340, report_goal=50)
     plan = _plan(34, num_rounds=41, min_sep=None, deployment=fleet)
-    assert plan.wanted_schema == plan.schema == schema.MinSep(41, 6, 7)
+    assert plan.simulated.participation.declared == plan.declared == schema.MinSep(41, 6, 7)
 
 
 def test_epsilon_is_that_of_the_strategy_and_never_falls():
@@ -199,7 +199,7 @@ def test_noise_to_signal_is_that_of_the_sum_of_all_rounds():
 def test_noise_to_signal_is_as_much_larger_as_the_encoding_makes_the_noise():
     plain = _plan(mechanism="identity", num_parameters=400)
     encoded = _plan(mechanism="identity", num_parameters=400, secagg_bits=12)
-    inflation = encoded.encoding.inflation
+    inflation = encoded.noise.encoding.inflation
     assert inflation > 1.0
     assert encoded.noise_to_signal(400) == pytest.approx(inflation * plain.noise_to_signal(400))
 
@@ -282,9 +282,9 @@ def test_a_workload_decides_the_strategy_of_a_new_run_and_nothing_else(monkeypat
         target_epsilon=8.0,
     )
     plan = asked.plan(40, 1000)
-    assert plan.strategy == table.build("bandtoep", plan.schema, table.Options(workload=made))
+    assert plan.strategy == table.build("bandtoep", plan.declared, table.Options(workload=made))
     claimed = guarantee.dp_ftrl_guarantee(
-        plan.strategy, noise_multiplier=plan.noise_multiplier, schema=plan.schema, delta=1e-6
+        plan.strategy, noise_multiplier=plan.noise_multiplier, schema=plan.declared, delta=1e-6
     )
     assert plan.epsilon_after(12) == claimed.epsilon <= 8.0
     # Noise of the last model over what updates of the clip norm would make of it.

@@ -21,7 +21,7 @@ from tff_dpftrl.finetuning import example_sampling, run_privacy
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import table
 from tff_dpftrl.participation import observed
-from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, sampled_privacy, simulated_run
+from tff_dpftrl.runs import privacy, simulated_run
 
 _DELTA, _TARGET = 1e-6, 3.0
 _WORDS = parts.Part(parts.VOCABULARY, "some words", rho_zcdp=0.02, delta=1e-7)
@@ -31,13 +31,9 @@ _PARTS = (_WORDS, _CHOICE, _FIGURES)
 _SEEN = observed.ObservedParticipation(12, 4, 3, {3: 1})
 _COMMON = {"num_rounds": 12, "clients_per_round": 5, "clip_norm": 0.5, "delta": _DELTA}
 _ASKED = {
-    "dp-ftrl": dp_ftrl_privacy.DpFtrlPrivacy(
-        mechanism="tree", min_sep=4, target_epsilon=_TARGET, **_COMMON
-    ),
-    "dp-fedavg": sampled_privacy.SampledPrivacy(
-        algorithm="dp-fedavg", target_epsilon=_TARGET, **_COMMON
-    ),
-    "cyclic": amplified_privacy.AmplifiedPrivacy(
+    "dp-ftrl": privacy.DpFtrl(mechanism="tree", min_sep=4, target_epsilon=_TARGET, **_COMMON),
+    "dp-fedavg": privacy.DpFedAvg(algorithm="dp-fedavg", target_epsilon=_TARGET, **_COMMON),
+    "cyclic": privacy.Amplified(
         sampling="cyclic",
         mechanism="bandtoep",
         options=table.Options(bands=2),

@@ -18,15 +18,15 @@ from tff_dpftrl.mechanisms import identity, serialization, table, workload
 from tff_dpftrl.numpy_noise import stream
 from tff_dpftrl.participation import observed
 from tff_dpftrl.participation import schema as schema_lib
-from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, sampled_privacy, simulated_run
+from tff_dpftrl.runs import participants, privacy, simulated_run
 
 _RECORD = pathlib.Path(__file__).parent / "recorded_plans.jsonl"
 _LINES = [json.loads(line) for line in _RECORD.read_text("utf-8").splitlines()]
 _SEED = 7
 _TRAINING = {
-    "dp-ftrl": dp_ftrl_privacy.DpFtrlPrivacy,
-    "sampled": sampled_privacy.SampledPrivacy,
-    "amplified": amplified_privacy.AmplifiedPrivacy,
+    "dp-ftrl": privacy.DpFtrl,
+    "sampled": privacy.DpFedAvg,
+    "amplified": privacy.Amplified,
 }
 
 
@@ -39,7 +39,7 @@ _FROM_JSON = {
     "options": lambda value: _options(**value),
     "deployment": lambda value: simulated_run.Deployment(*value),
     "others": parts.from_json,
-    "pool": lambda value: amplified_privacy.Pool(*value),
+    "pool": lambda value: participants.Pool(*value),
     "starts": tuple,
     "later_clip_norms": lambda value: tuple(map(tuple, value)),
     "group_size": lambda value: group_size.Choice(**value) if isinstance(value, dict) else value,

@@ -12,13 +12,7 @@ from scipy import stats
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import budget_shares, display, parts
-from tff_dpftrl.runs import (
-    amplified_privacy,
-    dp_ftrl_privacy,
-    privacy,
-    released_metrics,
-    sampled_privacy,
-)
+from tff_dpftrl.runs import mechanism_plan, privacy, released_metrics
 
 _FIGURES = released_metrics.Figures(
     bounds={"loss_sum": 8.0, "num": 2.0, "right": 2.0},
@@ -36,9 +30,7 @@ def _planned(asked, num_clients=24, **options):
 
 
 def _in_turns(**options):
-    return dp_ftrl_privacy.DpFtrlPrivacy(
-        **_COMMON, mechanism="blt", min_sep=4, max_participations=2, **options
-    )
+    return privacy.DpFtrl(**_COMMON, mechanism="blt", min_sep=4, max_participations=2, **options)
 
 
 def test_the_noise_is_a_function_of_seed_and_round():
@@ -221,12 +213,12 @@ def test_a_known_seed_changes_no_noise():
     for given in ({"target_epsilon": 2.0}, {"share": 0.2}):
         known = _planned(_in_turns(target_epsilon=6.0, deterministic_seed=7), **given)
         secret = _planned(_in_turns(target_epsilon=6.0), **given)
-        assert dataclasses.replace(known, deterministic_seed=None) == secret
+        assert known.with_noise(deterministic_seed=None) == secret
         assert known.epsilon_after(12) is None
 
 
 def test_sampled_rounds_pay_for_update_and_metrics_as_one_release():
-    asked = sampled_privacy.SampledPrivacy("dp-fedavg", **_COMMON, noise_multiplier=1.5)
+    asked = privacy.DpFedAvg(algorithm="dp-fedavg", **_COMMON, noise_multiplier=1.5)
     plan = _planned(asked, target_epsilon=1.0)
     noise = released_metrics.noise_of(plan)
     accountant = pld_privacy_accountant.PLDAccountant()
@@ -241,17 +233,15 @@ def test_sampled_rounds_pay_for_update_and_metrics_as_one_release():
 
 
 def test_a_run_without_noise_and_a_sampling_without_a_bound_are_refused():
-    without = dp_ftrl_privacy.DpFtrlPrivacy(**_COMMON, mechanism=None)
+    without = privacy.DpFtrl(**_COMMON, mechanism=None)
     with pytest.raises(validation.UsageError, match="within the budget of a run without noise"):
         _planned(without, target_epsilon=1.0)
-    bins = amplified_privacy.AmplifiedPrivacy(
-        **_COMMON, sampling="bins", mechanism="bandtoep", noise_multiplier=2.0
-    )
+    bins = privacy.Amplified(**_COMMON, sampling="bins", mechanism="bandtoep", noise_multiplier=2.0)
     with pytest.raises(validation.UsageError, match="cannot be accounted for"):
         _planned(bins, target_epsilon=1.0)
 
 
 def test_the_statement_says_what_stays_private():
     plan = _planned(_in_turns(noise_multiplier=2.0), target_epsilon=1.5)
-    assert privacy.not_covered("exact", plan.others) == privacy.EXACT_BESIDE_RELEASED
-    assert privacy.not_covered("exact", ()) == "exact"
+    assert mechanism_plan.not_covered("exact", plan.others) == mechanism_plan.EXACT_BESIDE_RELEASED
+    assert mechanism_plan.not_covered("exact", ()) == "exact"

@@ -8,9 +8,9 @@ import pytest
 
 from tff_dpftrl.accounting import dp_fedavg, facts, statement_text
 from tff_dpftrl.participation import cohorts, observed, schema
-from tff_dpftrl.runs import sampled_privacy
+from tff_dpftrl.runs import mechanism_plan, privacy
 
-_PRIVACY = sampled_privacy.SampledPrivacy(
+_PRIVACY = privacy.DpFedAvg(
     algorithm="dp-fedavg",
     num_rounds=20,
     clients_per_round=10,
@@ -21,7 +21,7 @@ _PRIVACY = sampled_privacy.SampledPrivacy(
 _SEEN = observed.ObservedParticipation(15, 1, 6, {6: 1})
 
 
-def _plan(num_clients=100, **changes) -> sampled_privacy.SampledPlan:
+def _plan(num_clients=100, **changes) -> mechanism_plan.MechanismPlan:
     return dataclasses.replace(_PRIVACY, **changes).plan(num_clients, 1000)
 
 
@@ -48,7 +48,7 @@ def test_cohorts_are_poisson_samples_and_secret():
     plan = _plan()
     sampler = plan.sampler(seed=5)
     assert isinstance(sampler, cohorts.PoissonSampler)
-    assert plan.needs_secret_cohorts and plan.sampling_probability == 0.1
+    assert plan.needs_secret_cohorts and plan.participation.sampling_probability == 0.1
     assert len({len(sampler.cohort(t)) for t in range(20)}) > 1
 
 
@@ -73,8 +73,8 @@ def test_the_statement_names_estimator_and_clipping():
 
 def test_the_statement_has_every_clip_norm_and_epsilon_is_that_of_one():
     one, later = _plan(), _plan(later_clip_norms=((5, 0.25), (12, 0.1)))
-    assert later.clip_norms == (0.5,) * 5 + (0.25,) * 7 + (0.1,) * 8
-    assert one.clip_norms == 0.5
+    assert later.clipping.norms(20) == (0.5,) * 5 + (0.25,) * 7 + (0.1,) * 8
+    assert one.clipping.norms(20) == 0.5
     assert _state(later).epsilon == _state(one).epsilon
     said = _state(later).parameters["clip_norm_by_round"]
     assert said.startswith("0.5, 0.25 after 5 rounds, 0.1 after 12 rounds; the noise is")
@@ -84,7 +84,10 @@ def test_the_statement_has_every_clip_norm_and_epsilon_is_that_of_one():
     expected = 2.0 * math.sqrt(1000 * norms[0]) / (10 * norms[1])
     assert later.noise_to_signal(1000) == pytest.approx(expected)
     asked = dataclasses.replace(_PRIVACY, later_clip_norms=((5, 0.25),))
-    assert asked.resumed(100, 1000, asked.plan(100, 1000).derived()).clip_norms[5:] == (0.25,) * 15
+    assert (
+        asked.resumed(100, 1000, asked.plan(100, 1000).derived()).clipping.norms(20)[5:]
+        == (0.25,) * 15
+    )
 
 
 def test_a_target_is_kept():

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from tff_dpftrl.runs import dp_ftrl_privacy, stopping
+from tff_dpftrl.runs import privacy, stopping
 
-_ASKED = dp_ftrl_privacy.DpFtrlPrivacy(
+_ASKED = privacy.DpFtrl(
     mechanism="identity",
     noise_multiplier=5.0,
     num_rounds=10,

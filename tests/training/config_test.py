@@ -7,7 +7,7 @@ import pytest
 
 from tff_dpftrl.accounting import defaults
 from tff_dpftrl.mechanisms import workload
-from tff_dpftrl.runs import amplified_privacy, sampled_privacy
+from tff_dpftrl.runs import privacy
 from tff_dpftrl.training import config
 
 
@@ -153,7 +153,7 @@ def test_paths_become_absolute_and_keywords_stay(tmp_path, monkeypatch):
 
 def test_the_privacy_asked_for_is_that_of_the_algorithm():
     sampled = config.TrainingConfig(noise_multiplier=2.0, algorithm="dp-fedsgd").privacy()
-    assert sampled == sampled_privacy.SampledPrivacy(
+    assert sampled == privacy.DpFedAvg(
         algorithm="dp-fedsgd",
         num_rounds=100,
         clients_per_round=20,
@@ -279,7 +279,7 @@ _CYCLIC = {"sampling": "cyclic", "mechanism": "bandtoep", "bands": 4, "noise_mul
 
 def test_a_sampling_asks_for_amplified_privacy_whatever_the_algorithm():
     asked = config.TrainingConfig(**_CYCLIC).privacy()
-    assert isinstance(asked, amplified_privacy.AmplifiedPrivacy)
+    assert isinstance(asked, privacy.Amplified)
     assert (asked.sampling, asked.options.bands, asked.min_sep) == ("cyclic", 4, None)
     assert config.TrainingConfig(**_CYCLIC, algorithm="dp-fedavg").privacy() == asked
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.training import toy_run
 from tff_dpftrl.mechanisms import table
-from tff_dpftrl.runs import privacy, sampled_privacy
+from tff_dpftrl.runs import mechanism_plan, participants
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import process, run
 
@@ -70,7 +70,7 @@ def test_what_runs_has_a_guarantee_and_releases_noised_sums(mechanism, sampling,
     assert np.all(np.isfinite(noise)) and 0.5 < np.std(noise[0]) < 2.0
 
 
-def _rounds(private_round, plan: privacy.FederatedPlan) -> np.ndarray:
+def _rounds(private_round, plan: mechanism_plan.MechanismPlan) -> np.ndarray:
     """The released averages less those of the clients, shape [rounds, 200]."""
     sampler, shapes, rest = plan.sampler(seed=1), [[200]], []
     state = private_round.initial_state(shapes)
@@ -78,7 +78,7 @@ def _rounds(private_round, plan: privacy.FederatedPlan) -> np.ndarray:
     for t in range(3):
         members = sampler.cohort(t)
         seen = private_round.broadcast(state)
-        weight = 1.0 if isinstance(plan, sampled_privacy.SampledPlan) else None
+        weight = 1.0 if isinstance(plan.participation, participants.FedAvgCohorts) else None
         sent = [private_round.clip_client([tf.constant(update)], seen, weight)[0]] * len(members)
         state, (average,), _ = private_round.release(state, private_round.total(sent, shapes))
         rest.append(np.asarray(average) - len(members) * update / plan.clients_per_round)

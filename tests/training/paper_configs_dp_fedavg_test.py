@@ -43,7 +43,9 @@ def test_noise_and_epsilon_are_those_of_the_paper(row):
     given, stddev, printed = _PRINTED[row]
     plan = _config(**given).privacy().plan(_USERS, 1_350_000)
     assert plan.noise_multiplier * plan.clip_norm / plan.clients_per_round == stddev
-    rounds = dp_fedavg.DpFedAvg(plan.sampling_probability, plan.noise_multiplier, plan.num_rounds)
+    rounds = dp_fedavg.DpFedAvg(
+        plan.participation.sampling_probability, plan.noise_multiplier, plan.num_rounds
+    )
     by_moments = rounds.epsilon_moments_accountant(plan.delta)
     if row.startswith("Table"):
         assert round(by_moments, 3) == printed
@@ -82,7 +84,7 @@ def test_utility_is_estimated_from_cohorts_of_100_with_the_noise_of_5000():
 def test_the_change_of_figure_8_costs_nothing():
     given = {"clients_per_round": 1667, "num_rounds": 10_885, "clip_norm": 20.0}
     changed = _config(**given, clip_norm_schedule="4885:7.9").privacy().plan(_USERS, 1_350_000)
-    norms = changed.clip_norms
+    norms = changed.clipping.norms(changed.num_rounds)
     assert (norms[4884], norms[4885], len(norms)) == (20.0, 7.9, 10_885)
     stddevs = [round(changed.noise_multiplier * norms[i] / 1667, 4) for i in (4884, 4885)]
     assert stddevs == [0.012, 0.0047]

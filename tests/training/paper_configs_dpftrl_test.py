@@ -130,7 +130,7 @@ def test_adaptive_clipping_is_accounted_with_its_restart():
     once = tree.Tree(128).sensitivity(schema_lib.MinSep(128, 128, 1)).squared
     stated = _stated(plan)
     assert 2 * 7**2 * stated.rho_zcdp == pytest.approx(max(late[4], once + late[3]))
-    assert plan.adaptive_clipping and stated.parameters["initial_clip_norm"] == 0.1
+    assert plan.clipping.adaptive and stated.parameters["initial_clip_norm"] == 0.1
     assert config.target_unclipped_quantile == 0.5
 
 
@@ -146,7 +146,7 @@ def test_the_small_report_goal_of_gboard_simulates_the_large_one():
 
 def test_secure_aggregation_inflates_the_clip_norm_by_little():
     plan = _planned(_config("gboard_fixed"), 4_210_000)
-    assert 1.0 < plan.encoding.inflation < 1.00001
+    assert 1.0 < plan.noise.encoding.inflation < 1.00001
 
 
 _STACK_OVERFLOW = int(0.9 * 342_477)  # Users of the split "train", less those held out.
@@ -174,7 +174,7 @@ def test_stack_overflow_can_have_the_noise_of_the_papers_averages():
         simulate_report_goal=1000, simulate_population=342_477,
     )  # fmt: skip
     plan = _planned(config, _STACK_OVERFLOW)
-    assert plan.wanted_schema == schema
+    assert plan.simulated.participation.declared == schema
     assert plan.noise_multiplier == pytest.approx(plan.wanted_noise_multiplier * 890 / 1000)
     z = calibrate.calibrate_noise_multiplier(plan.strategy, schema, target_epsilon=2.0, delta=1e-6)
     assert plan.wanted_noise_multiplier == pytest.approx(z)
@@ -233,7 +233,7 @@ def test_synthetic_data_in_the_layout_of_tff_can_be_trained_on(name, corpus, tmp
     assert language_task.training_text.num_sequences >= 2 * users
     plan = config.plan(users, language_task.model.num_parameters)
     assert plan.declared == schema_lib.MinSep(2, 2, 1)
-    assert (plan.encoding is not None) == (name == "gboard_fixed")
+    assert (plan.noise.encoding is not None) == (name == "gboard_fixed")
 
 
 @pytest.mark.slow  # Ten seconds of CPU each.

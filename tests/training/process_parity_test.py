@@ -53,41 +53,41 @@ _DEFAULT = ("blt", "adaptive secagg", "dp-fedavg")
 
 def _aggregator(plan, options):
     """Builds the TFF factory of a plan, without the code under test."""
-    if getattr(plan, "strategy", plan) is None:
+    if plan.strategy is None:
         return tff.aggregators.UnweightedMeanFactory()
     common = {
         "noise_multiplier": plan.noise_multiplier,
         "deterministic_seed": plan.deterministic_seed,
         "secure_noise": options.noise == "secure",
     }
-    if not hasattr(plan, "strategy"):
-        per_layer = clipping.PerLayerClipping if plan.per_layer_clipping else clipping.FlatClipping
+    if hasattr(plan.participation, "algorithm"):
+        per_layer = clipping.PerLayerClipping if plan.clipping.per_layer else clipping.FlatClipping
         estimator = (
             estimators.FixedDenominator
-            if plan.estimator == "fixed-denominator"
+            if plan.participation.estimator == "fixed-denominator"
             else estimators.ClippedDenominator
         )
         return sampled_gaussian.SampledGaussianFactory(
-            clipping=per_layer(plan.clip_norms),
-            estimator=estimator(plan.sampling_probability, plan.num_clients),
+            clipping=per_layer(plan.clipping.norms(plan.num_rounds)),
+            estimator=estimator(plan.participation.sampling_probability, plan.num_clients),
             report_non_finite_clients=True,
             **common,
         )
     common["clients_per_round"] = plan.clients_per_round
     clip_norm = plan.clip_norm
-    if getattr(plan, "adaptive_clipping", False):
+    if plan.clipping.adaptive:
         clip_norm = adaptive_clipping.AdaptiveClipping(
             initial_clip_norm=plan.clip_norm,
             target_unclipped_quantile=options.target_unclipped_quantile,
             clip_learning_rate=options.clip_learning_rate,
             clipped_count_stddev=options.clipped_count_stddev,
         )
-    if getattr(plan, "encoding", None) is not None:
+    if plan.noise.encoding is not None:
         return secagg.build_secagg_dp_ftrl_aggregator(
-            plan.strategy, encoding=plan.encoding, clip_norm=clip_norm, **common
+            plan.strategy, encoding=plan.noise.encoding, clip_norm=clip_norm, **common
         )
     common["report_non_finite_clients"] = True
-    if getattr(plan, "adaptive_clipping", False):
+    if plan.clipping.adaptive:
         return dp_ftrl.build_adaptive_dp_ftrl_aggregator(
             plan.strategy, clipping=clip_norm, **common
         )
@@ -99,7 +99,7 @@ def _process(plan, options, model):
     client_optimizer = tff.learning.optimizers.build_sgdm(options.client_learning_rate)
     server_optimizer = optimizers.build_server_optimizer(options)
     aggregator = _aggregator(plan, options)
-    if not hasattr(plan, "sampling_probability") or hasattr(plan, "strategy"):
+    if not hasattr(plan.participation, "algorithm"):
         return tff.learning.algorithms.build_unweighted_fed_avg(
             getattr(local_model, "as_tff", lambda m: m)(model),
             client_optimizer_fn=client_optimizer,
@@ -109,7 +109,7 @@ def _process(plan, options, model):
             loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
         )
     common = {"aggregator": aggregator, "server_optimizer": server_optimizer}
-    if plan.algorithm == "dp-fedsgd":
+    if plan.participation.algorithm == "dp-fedsgd":
         rate = options.client_learning_rate
         return dp_fedavg.build_dp_fedsgd(model, learning_rate=rate, **common)
     return dp_fedavg.build_dp_fedavg(model, client_optimizer=client_optimizer, **common)

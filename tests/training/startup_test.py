@@ -8,7 +8,7 @@ import pytest
 
 from tff_dpftrl import validation
 from tff_dpftrl.data import user_text, vocabulary
-from tff_dpftrl.runs import privacy
+from tff_dpftrl.runs import mechanism_plan
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import opening, startup
 
@@ -78,10 +78,10 @@ def test_words_of_scripts_without_spaces_are_warned_of(text, is_warned):
 @pytest.mark.parametrize("share, is_hinted", [(0.99, False), (1.01, True)])
 def test_noise_that_may_swamp_the_signal_is_hinted_at(share, is_hinted):
     # Independent noise: z √(d n) over n rounds of 5 clients.
-    noise_multiplier = share * privacy.SWAMPED * 16 * 5 / (_NUM_PARAMETERS * 16) ** 0.5
+    noise_multiplier = share * mechanism_plan.SWAMPED * 16 * 5 / (_NUM_PARAMETERS * 16) ** 0.5
     lines = startup.describe_plan(_plan(noise_multiplier=noise_multiplier), _NUM_PARAMETERS)
     (told,) = [line for line in lines if line.startswith("Noise to signal")]
-    assert f": {share * privacy.SWAMPED:.2g} (" in told
+    assert f": {share * mechanism_plan.SWAMPED:.2g} (" in told
     assert (
         any(
             line.startswith("Hint: the recorded runs that learned clearly had at most 0.3,")

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -21,11 +20,10 @@ from tff_dpftrl.auditing import mechanism as mechanism_lib
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.learning import model as model_lib
 from tff_dpftrl.learning import rounds as rounds_lib
-from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.models import table
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import party_noise
-from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, sampled_privacy
+from tff_dpftrl.runs import mechanism_plan, participants
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import corpus, process
 
@@ -34,10 +32,6 @@ _MOST_CANARIES = 150
 _FEWEST_CANARIES = 20
 _REAL_CLIENTS = 4
 _MOST_ROUNDS = 60
-
-_Plan: TypeAlias = (
-    "dp_ftrl_privacy.DpFtrlPlan | amplified_privacy.AmplifiedPlan | sampled_privacy.SampledPlan"
-)
 
 
 def audit_config(
@@ -101,7 +95,7 @@ def _num_weights(shapes: Sequence[Sequence[int]]) -> int:
 
 def _audit(
     config: config_lib.TrainingConfig,
-    plan: _Plan,
+    plan: mechanism_plan.MechanismPlan,
     shapes: Sequence[Sequence[int]],
     trials: int,
     rounds: int,
@@ -142,13 +136,11 @@ def _audit(
         others.append(parts.METRICS)
     if config.num_evaluations:
         others.append(parts.EVALUATION)
-    name = config.algorithm
     ranks = sorted({len(shape) for shape in shapes})
     tensors = f"{len(shapes)} small tensors of ranks {', '.join(map(str, ranks))}"
-    if not isinstance(plan, sampled_privacy.SampledPlan):
-        name = plan.strategy.name
+    name = f"{config.algorithm}, {plan.mechanism}"
     return audit_report.AuditReport(
-        subject=f"what the config runs: {config.algorithm}, {name}, {plan.num_clients} users, "
+        subject=f"what the config runs: {name}, {plan.num_clients} users, "
         f"{tensors}, and {run.subject}",
         claim=_claim_of(plan, plan.declared),
         findings=game_findings + run.findings + of_parties + audit_report.untested(others),
@@ -159,7 +151,7 @@ def _audit(
 
 def _noise_parties(
     config: config_lib.TrainingConfig,
-    plan: _Plan,
+    plan: mechanism_plan.MechanismPlan,
     shapes: Sequence[Sequence[int]],
     num_parties: int,
     error_rate: float,
@@ -169,13 +161,13 @@ def _noise_parties(
     multiplier = getattr(private_round, "update_noise_multiplier", private_round.noise_multiplier)
     encoding = grid.for_bits(
         _num_weights(shapes),
-        plan.encoding.max_clients,
+        plan.noise.encoding.max_clients,
         config.secagg_bits,
         noise_ratio=party_noise.noise_ratio(
             plan.strategy, multiplier, plan.num_rounds, num_parties
         ),
     )
-    plan = dataclasses.replace(plan, encoding=encoding)
+    plan = plan.with_noise(encoding=encoding)
     private_round = process.build_aggregation(config.learning, plan).private_round
     noise = party_noise.PartyNoise(private_round, shapes, encoding)
     # Imported here: it needs `cryptography`, which a machine that trains may not have.
@@ -188,7 +180,7 @@ def _noise_parties(
 
 def _short_run(
     config: config_lib.TrainingConfig,
-    plan: _Plan,
+    plan: mechanism_plan.MechanismPlan,
     shapes: Sequence[Sequence[int]],
     built: rounds_lib.Aggregation,
     error_rate: float,
@@ -198,14 +190,18 @@ def _short_run(
     num_rounds = min(plan.num_rounds, _MOST_ROUNDS)
     schema = dataclasses.replace(plan.declared, num_rounds=num_rounds)
     number, most_canaries, room = _MOST_CANARIES, None, None
-    encoding = getattr(plan, "encoding", None)
+    encoding = plan.noise.encoding
     if encoding is not None:
         room = encoding.max_clients - _REAL_CLIENTS
         most_canaries, number = _that_fit(room, schema)
     canaries = canaries_lib.Canaries(_tiny_model(shapes), number=number)
-    if isinstance(plan, sampled_privacy.SampledPlan):
+    drawn, probability, sampling = plan.participation, None, None
+    if isinstance(drawn, participants.FedAvgCohorts):
+        probability = drawn.sampling_probability
         most_clients = mechanism_lib.Mechanism.of(built).most_clients
         room = most_clients and max(1, most_clients - _REAL_CLIENTS)
+    elif isinstance(drawn, participants.Sampled):
+        sampling = drawn.sampling
     momentum = config.server_momentum if config.server_optimizer == "momentum" else 0.0
     cohorts = functools.partial(_real_clients, _num_weights(shapes))
     with training.runnable(process.build_round(plan, config.learning, canaries.model)) as runs:
@@ -216,13 +212,10 @@ def _short_run(
             schema=schema,
             cohorts=cohorts,
             # The strategy may be for more rounds: the run has its first ones.
-            strategy=getattr(plan, "strategy", None),
+            strategy=plan.strategy,
             server_momentum=momentum,
             game=training.CanaryGame(
-                getattr(plan, "sampling_probability", None),
-                most_canaries,
-                error_rate / 2.0,
-                sampling=getattr(plan, "sampling", None),
+                probability, most_canaries, error_rate / 2.0, sampling=sampling
             ),
             progress=progress,
         )
@@ -278,11 +271,13 @@ def _of_training(finding: audit_report.Finding, num_rounds: int) -> audit_report
     return dataclasses.replace(finding, test=f"training: {finding.test}", covers=tuple(covers))
 
 
-def _claim_of_known(plan: _Plan, schema: schema_lib.MinSep) -> claim_lib.Claim:
+def _claim_of_known(
+    plan: mechanism_plan.MechanismPlan, schema: schema_lib.MinSep
+) -> claim_lib.Claim:
     """Returns what the updates' noise promises if everybody knows who is in which round."""
     return claim_lib.Claim.of(
         guarantee.dp_ftrl_guarantee(
-            getattr(plan, "strategy", identity.Identity()),
+            plan.strategy,
             noise_multiplier=plan.noise_multiplier,
             schema=schema,
             delta=plan.delta,
@@ -290,7 +285,7 @@ def _claim_of_known(plan: _Plan, schema: schema_lib.MinSep) -> claim_lib.Claim:
     )
 
 
-def _claim_of(plan: _Plan, schema: schema_lib.MinSep) -> claim_lib.Claim:
+def _claim_of(plan: mechanism_plan.MechanismPlan, schema: schema_lib.MinSep) -> claim_lib.Claim:
     """Returns what a run promises of the updates of its first rounds."""
     if not plan.needs_secret_cohorts:
         return _claim_of_known(plan, schema)

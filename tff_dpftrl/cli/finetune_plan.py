@@ -561,7 +561,7 @@ def _cyclic_json(
 ) -> dict[str, Any]:
     return {
         **dataclasses.asdict(one.asked),
-        "sampling_probability": one.plan.cyclic.sampling_probability,
+        "sampling_probability": one.plan.participation.cyclic.sampling_probability,
         "noise_multiplier": one.plan.noise_multiplier,
         **_compared(one, users, norms),
     }

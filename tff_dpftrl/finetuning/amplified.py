@@ -25,12 +25,12 @@ from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.mechanisms import table
 from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.participation import sampling as sampling_lib
-from tff_dpftrl.runs import amplified_privacy
+from tff_dpftrl.runs import mechanism_plan, participants, privacy
 
-SAMPLINGS = amplified_privacy.SAMPLINGS
+SAMPLINGS = privacy.SAMPLINGS
 """Names of the samplings."""
 
-BANDED = amplified_privacy.CHOSEN
+BANDED = privacy.CHOSEN
 """Mechanism of correlated noise whose bands are chosen."""
 
 _CYCLIC, _BINS = sampling_lib.CyclicPoisson.kind, sampling_lib.BallsInBins.kind
@@ -117,11 +117,11 @@ class Amplified:
     def _mechanism(self) -> str:
         return self.mechanism or ("blt" if self.sampling == _BINS else BANDED)
 
-    def pool(self, users: example_sampling.Users) -> amplified_privacy.Pool | None:
+    def pool(self, users: example_sampling.Users) -> participants.Pool | None:
         """Returns the pool of the users' examples; None if users are sampled."""
         if self.sampled_unit == plan_lib.USER:
             return None
-        return amplified_privacy.Pool(users.pool_size(self.group_size), self.group_size)
+        return participants.Pool(users.pool_size(self.group_size), self.group_size)
 
     def asked(
         self,
@@ -130,7 +130,7 @@ class Amplified:
         clip_norm: float,
         deterministic_seed: int | None = None,
         workload: workload_lib.Workload | None = None,
-    ) -> amplified_privacy.AmplifiedPrivacy:
+    ) -> privacy.Amplified:
         """Returns the privacy that a run requests; its bands are chosen when it is planned.
 
         `deterministic_seed` seeds noise and samples for debugging: the run is then not private. The
@@ -142,7 +142,7 @@ class Amplified:
             options["bands"] = self.bands
         if mechanism == BANDED and self.bands == 1:
             mechanism, options = "identity", {}
-        return amplified_privacy.AmplifiedPrivacy(
+        return privacy.Amplified(
             sampling=self.sampling,
             num_rounds=self.num_steps,
             clients_per_round=self.units_per_step,
@@ -192,16 +192,20 @@ class PlannedAmplified:
     """Request for correlated noise with secret samples, and its plan for a clip norm of 1."""
 
     asked: Amplified
-    plan: amplified_privacy.AmplifiedPlan
+    plan: mechanism_plan.MechanismPlan
 
     def with_figures(self, share: float) -> PlannedAmplified:
         """Returns the plan with figures of each step, which get a share of the same budget."""
-        plan = dataclasses.replace(
-            self.plan,
-            noise_multiplier=self.plan.noise_multiplier * budget_shares.growth(share),
-            others=(*self.plan.others, budget_shares.figures(self.plan.rounds, share)),
+        others = (*self.plan.others, budget_shares.figures(self.plan.rounds, share))
+        plan = dataclasses.replace(self.plan, others=others).with_noise(
+            multiplier=self.plan.noise_multiplier * budget_shares.growth(share)
         )
         return dataclasses.replace(self, plan=plan)
+
+    @property
+    def _drawn(self) -> participants.Sampled:
+        assert isinstance(self.plan.participation, participants.Sampled)
+        return self.plan.participation
 
     @property
     def name(self) -> str:
@@ -214,7 +218,7 @@ class PlannedAmplified:
     @property
     def is_pass(self) -> bool:
         """Whether everybody whose turn it is takes part."""
-        return getattr(self.plan.sampling, "sampling_probability", 0.0) == 1.0
+        return getattr(self._drawn.sampling, "sampling_probability", 0.0) == 1.0
 
     @property
     def epsilon(self) -> float:
@@ -233,18 +237,18 @@ class PlannedAmplified:
 
     def expected_gradients(self, users: example_sampling.Users) -> float:
         """Returns the expected number of gradients in a step."""
-        if self.plan.pool is not None:
+        if self._drawn.pool is not None:
             return self.plan.clients_per_round
-        return self.plan.sampling.share_per_round * users.pool_size(self.asked.group_size)
+        return self._drawn.sampling.share_per_round * users.pool_size(self.asked.group_size)
 
     def share_of_examples_used(self, users: example_sampling.Users) -> float:
         """Returns the expected share of all examples that are in at least one step."""
-        sizes, drawn = users.num_examples, self.plan.sampling
+        sizes, drawn = users.num_examples, self._drawn.sampling
         taken = np.minimum(sizes, self.asked.group_size)
         groups, q = drawn.schema.min_sep, getattr(drawn, "sampling_probability", 1.0)
         # Number of steps of a group: one more for the first groups.
         steps, more = divmod(self.asked.num_steps, groups)
-        if self.plan.pool is not None:
+        if self._drawn.pool is not None:
             missed, share = np.full(len(sizes), 1.0 - q), taken / sizes
         else:
             missed, share = 1.0 - q * taken / sizes, np.ones(len(sizes))
@@ -259,14 +263,14 @@ def resumed(
     deterministic_seed: int | None,
     unit_of_privacy: statement.UnitOfPrivacy = "user",
     workload: workload_lib.Workload | None = None,
-) -> amplified_privacy.AmplifiedPlan:
+) -> mechanism_plan.MechanismPlan:
     """Makes the plan of a run that has begun, from the values that it recorded then.
 
     The strategy and the workload are the recorded ones. `deterministic_seed` is the caller's seed
     of noise and samples, None for secret ones.
     """
     drawn, pool = derived["sampling"], derived.get("pool")
-    asked = amplified_privacy.AmplifiedPrivacy(
+    asked = privacy.Amplified(
         sampling=drawn["kind"],
         num_rounds=drawn["num_rounds"],
         clients_per_round=1,  # Follows from the sampling.
@@ -275,7 +279,7 @@ def resumed(
         options=table.Options(workload=workload),
         deterministic_seed=deterministic_seed,
         unit_of_privacy=unit_of_privacy,
-        pool=None if pool is None else amplified_privacy.Pool(**pool),
+        pool=None if pool is None else participants.Pool(**pool),
     )
     return asked.resumed(num_users, 0, derived)
 
@@ -290,7 +294,10 @@ def curve(asked: Amplified, users: example_sampling.Users) -> list[PlannedAmplif
     asked.check_turns(users)
     return [
         PlannedAmplified(
-            dataclasses.replace(asked, bands=amplified_banded.num_bands(plan.strategy)), plan
+            dataclasses.replace(
+                asked, bands=amplified_banded.num_bands(run_privacy.strategy_of(plan))
+            ),
+            plan,
         )
         for plan in asked.asked(users, clip_norm=1.0).curve(len(users))
     ]

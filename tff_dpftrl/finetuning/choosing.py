@@ -21,7 +21,7 @@ from tff_dpftrl.finetuning import (
 )
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import workload as workload_lib
-from tff_dpftrl.runs import dp_ftrl_privacy
+from tff_dpftrl.runs import privacy
 
 CLIP_FACTOR = 0.5
 """The clip norm that is chosen, over the median norm of public users' gradients."""
@@ -410,7 +410,7 @@ def _group_size_not_covered(given: group_size.Choice | None) -> tuple[str, ...]:
     return (sentences.GROUP_SIZE_CHOICE.format(size=given.group_size, source=given.source),)
 
 
-def asked_of_passes(options: SamplingOptions, *, clip_norm: float) -> dp_ftrl_privacy.DpFtrlPrivacy:
+def asked_of_passes(options: SamplingOptions, *, clip_norm: float) -> privacy.DpFtrl:
     """Returns the privacy that a run with sampling 'passes' requests."""
     cohort = options.cohort_size or options.budget // _given("group_size", options.group_size)
     return passes.Passes(

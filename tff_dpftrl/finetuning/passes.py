@@ -20,7 +20,7 @@ from tff_dpftrl.finetuning import group_size as group_sizes
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import table
 from tff_dpftrl.mechanisms import workload as workload_lib
-from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy
+from tff_dpftrl.runs import mechanism_plan, participants, privacy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,13 +71,13 @@ class Passes:
         clip_norm: float,
         deterministic_seed: int | None = None,
         workload: workload_lib.Workload | None = None,
-    ) -> dp_ftrl_privacy.DpFtrlPrivacy:
+    ) -> privacy.DpFtrl:
         """Returns the privacy that a run requests.
 
         A `deterministic_seed` of the noise is for debugging: the run is then not private. The
         mechanism is optimised for the workload, or for the prefix sums if that is None.
         """
-        return dp_ftrl_privacy.DpFtrlPrivacy(
+        return privacy.DpFtrl(
             num_rounds=self.num_steps,
             clients_per_round=self.users_per_step,
             clip_norm=clip_norm,
@@ -170,7 +170,7 @@ def planned(
                 asked,
                 plan.noise_multiplier,
                 plan.epsilon_after(num_steps) or math.inf,
-                plan.schema.effective_participations,
+                plan.declared.effective_participations,
                 run_privacy.noise_of_average(plan),
             )
         )
@@ -178,7 +178,7 @@ def planned(
 
 
 def batches_of(
-    plan: run_privacy.FinetuningPlan, users: example_sampling.Users, group_size: int, seed: int
+    plan: mechanism_plan.MechanismPlan, users: example_sampling.Users, group_size: int, seed: int
 ) -> Callable[[int], example_sampling.Batch]:
     """Returns a function from a step, counted from 0, to its batch, the same one each time.
 
@@ -187,18 +187,19 @@ def batches_of(
     """
     if isinstance(plan, run_privacy.SampledFinetuning):
         return plan.plan.contributions(users, seed).batch
-    if isinstance(plan, amplified_privacy.AmplifiedPlan) and plan.pool is not None:
+    drawn = plan.participation
+    if isinstance(drawn, participants.Sampled) and drawn.pool is not None:
         return example_sampling.ExampleSampling(
             users,
             group_size=group_size,
-            sampling_probability=plan.cyclic.sampling_probability,
+            sampling_probability=drawn.cyclic.sampling_probability,
             num_steps=plan.num_rounds,
             seed=seed,
-            num_groups=plan.cyclic.num_groups,
+            num_groups=drawn.cyclic.num_groups,
         ).batch
     sampler = plan.sampler(seed)
     # Secret samples of one group have the batches of ULS.
-    name = "turns" if isinstance(plan, dp_ftrl_privacy.DpFtrlPlan) else "rows"
+    name = "turns" if isinstance(drawn, participants.Turns) else "rows"
 
     def turns(step: int) -> example_sampling.Batch:
         members = sampler.cohort(step)

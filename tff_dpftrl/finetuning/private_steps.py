@@ -21,14 +21,17 @@ from tff_dpftrl.finetuning import clipped_sums
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.models import keras_versions
 from tff_dpftrl.private_round import clipping, fixed_clip, interface
-from tff_dpftrl.runs import privacy
+from tff_dpftrl.runs import mechanism_plan
 
 ReadRows = Callable[[int, int], clipped_sums.Rows]
 """Function from the first row of a piece of a batch, and the row after its last, to the rows."""
 
 
 def round_of(
-    plan: privacy.PrivacyPlan, strategy: strategy_lib.Strategy, *, secure_noise: bool = False
+    plan: mechanism_plan.MechanismPlan,
+    strategy: strategy_lib.Strategy,
+    *,
+    secure_noise: bool = False,
 ) -> fixed_clip.FixedClipRound:
     """Returns the clipping and the noise of a run's steps, whose clients are units.
 

@@ -7,21 +7,20 @@ import json
 import math
 import pathlib
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
 from tff_dpftrl import durable_files, validation
-from tff_dpftrl.accounting import budget_shares, parts, statement
+from tff_dpftrl.accounting import budget_shares, statement
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.finetuning import example_sampling
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.mechanisms import strategy as strategy_lib
-from tff_dpftrl.participation import observed
-from tff_dpftrl.participation import schema as schema_lib
-from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, privacy, released_metrics
+from tff_dpftrl.participation import observed, sampling
+from tff_dpftrl.runs import mechanism_plan, participants, released_metrics
 
 WHAT_IS_RELEASED = "loss on the users or examples of each step"
 """Words of a statement for the figures that fine-tuning releases."""
@@ -41,28 +40,22 @@ METRICS_OF_OWN_MODEL_NOT_COVERED = (
 )
 """Sentence of a statement on the exact figures of a custom model, on any data."""
 
-CorrelatedPlan: TypeAlias = "dp_ftrl_privacy.DpFtrlPlan | amplified_privacy.AmplifiedPlan"
-"""Plan of fine-tuning by passes, or by secret samples with correlated noise."""
-
-FinetuningPlan: TypeAlias = "SampledFinetuning | CorrelatedPlan"
-"""Plan of fine-tuning by sampling with independent noise, or with correlated noise."""
+FinetuningPlan = mechanism_plan.MechanismPlan
 
 SWAMPED = 2.0
-"""`PrivacyPlan.noise_to_signal` above which a fine-tuning run gets a hint.
+"""`MechanismPlan.noise_to_signal` above which a fine-tuning run gets a hint.
 
-It is larger than for federated rounds (`runs.privacy.SWAMPED`). A pretrained model needs small
-changes only, and Adam divides by the gradient's size, so that noise does not lengthen its steps.
-Noisier runs have not been tested. A transformer of 361,124 weights improved in each run of 60 steps
-of Adam on commit messages by author, from a loss of 5.04 nats a word: by 0.24 at a ratio of 1.93
-(independent noise, ε = 1, 32 users in a step), by 0.17 at 1.62 (passes, ε = 1, 64 users).
+It is larger than for federated rounds (`runs.mechanism_plan.SWAMPED`). A pretrained model needs
+small changes only, and Adam divides by the gradient's size, so that noise does not lengthen its
+steps. Noisier runs have not been tested. A transformer of 361,124 weights improved in each run of
+60 steps of Adam on commit messages by author, from a loss of 5.04 nats a word: by 0.24 at a ratio
+of 1.93 (independent noise, ε = 1, 32 users in a step), by 0.17 at 1.62 (passes, ε = 1, 64 users).
 """
 
 
-def strategy_of(plan: FinetuningPlan) -> strategy_lib.Strategy:
+def strategy_of(plan: mechanism_plan.MechanismPlan) -> strategy_lib.Strategy:
     """Returns the strategy of a run's noise: the identity where it is independent."""
-    if isinstance(plan, SampledFinetuning) or plan.strategy is None:
-        return identity.Identity()
-    return plan.strategy
+    return identity.Identity() if plan.strategy is None else plan.strategy
 
 
 def figures_of_steps(vocabulary_size: int) -> released_metrics.Figures:
@@ -85,8 +78,12 @@ def figures_of_steps(vocabulary_size: int) -> released_metrics.Figures:
 
 
 def with_figures(
-    plan: FinetuningPlan, target_epsilon: float | None, share: float | None, *, meets_target: bool
-) -> FinetuningPlan:
+    plan: mechanism_plan.MechanismPlan,
+    target_epsilon: float | None,
+    share: float | None,
+    *,
+    meets_target: bool,
+) -> mechanism_plan.MechanismPlan:
     """Adds figures of each step to a plan of the updates alone.
 
     Their budget is a largest ε of the figures alone, or a share of the whole. With `meets_target`
@@ -98,7 +95,7 @@ def with_figures(
     if meets_target:
         noise = figures.noise_multiplier_of_round
         assert noise is not None
-        taken = (released_metrics.rounds_with_secret_noise(plan).noise_of_figure() / noise) ** 2
+        taken = (plan.rounds.noise_of_figure() / noise) ** 2
         if taken >= 1.0:
             raise validation.UsageError(
                 f"metrics_epsilon={target_epsilon:g} leaves nothing of target_epsilon for the "
@@ -107,7 +104,7 @@ def with_figures(
         growth = budget_shares.growth(taken)
     noise_multiplier = growth * plan.noise_multiplier
     if not isinstance(plan, SampledFinetuning):
-        return dataclasses.replace(plan, noise_multiplier=noise_multiplier, others=others)
+        return dataclasses.replace(plan, others=others).with_noise(multiplier=noise_multiplier)
     return SampledFinetuning.of(
         dataclasses.replace(plan.plan, noise_multiplier=noise_multiplier, others=others),
         clip_norm=plan.clip_norm,
@@ -115,30 +112,32 @@ def with_figures(
     )
 
 
-def rows_per_unit(plan: FinetuningPlan, group_size: int) -> int:
+def rows_per_unit(plan: mechanism_plan.MechanismPlan, group_size: int) -> int:
     """Returns the most examples whose mean gradient is clipped as one: 1, or the group size."""
     if isinstance(plan, SampledFinetuning):
         return plan.plan.rows_per_unit
-    if isinstance(plan, amplified_privacy.AmplifiedPlan) and plan.pool is not None:
-        return 1
-    return group_size
+    return 1 if _has_pool(plan) else group_size
+
+
+def _has_pool(plan: mechanism_plan.MechanismPlan) -> bool:
+    drawn = plan.participation
+    return isinstance(drawn, participants.Sampled) and drawn.pool is not None
 
 
 def keep_pool(
-    plan: FinetuningPlan, users: example_sampling.Users, group_size: int, output: pathlib.Path
+    plan: mechanism_plan.MechanismPlan,
+    users: example_sampling.Users,
+    group_size: int,
+    output: pathlib.Path,
 ) -> None:
     """Keeps the size of each user's part of the pool with a run's secrets, for a recount."""
-    if isinstance(plan, SampledFinetuning):
-        has_pool = plan.plan.sampling == plan_lib.EXAMPLE
-    else:
-        has_pool = isinstance(plan, amplified_privacy.AmplifiedPlan) and plan.pool is not None
-    if has_pool:
+    if _has_pool(plan):
         sizes = np.minimum(users.num_examples, group_size).tolist()
         text = json.dumps({"examples_of_users": sizes}) + "\n"
         durable_files.write(output / "private" / "pool.json", text.encode(), private=True)
 
 
-def noise_of_average(plan: CorrelatedPlan) -> float:
+def noise_of_average(plan: mechanism_plan.MechanismPlan) -> float:
     """Computes the independent noise of a step's average that is as much as correlated noise.
 
     It is a standard deviation for a clip norm of 1. Both kinds of noise have the same root mean
@@ -147,7 +146,7 @@ def noise_of_average(plan: CorrelatedPlan) -> float:
     return plan.noise_multiplier * _noise_of_sums(plan) / plan.clients_per_round
 
 
-def _noise_of_sums(plan: FinetuningPlan) -> float:
+def _noise_of_sums(plan: mechanism_plan.MechanismPlan) -> float:
     """Computes `noise_of_average` for the noise multiplier 1 and one unit in a step."""
     steps = plan.num_rounds
     correlated = float(np.mean(strategy_of(plan).prefix_noise_variance(steps)))
@@ -155,7 +154,7 @@ def _noise_of_sums(plan: FinetuningPlan) -> float:
     return math.sqrt(correlated / independent)
 
 
-def noise_of_step(plan: FinetuningPlan) -> float:
+def noise_of_step(plan: mechanism_plan.MechanismPlan) -> float:
     """Computes the noise of one step, relative to independent noise with the same error of sums.
 
     It is the root mean square of the noise of a step's average over all steps, divided by
@@ -167,7 +166,7 @@ def noise_of_step(plan: FinetuningPlan) -> float:
     return math.sqrt(one_step) / _noise_of_sums(plan)
 
 
-def rate_hint(plan: FinetuningPlan) -> str | None:
+def rate_hint(plan: mechanism_plan.MechanismPlan) -> str | None:
     """Returns what correlated noise asks of the learning rate of Adam; None for little of it."""
     ratio = noise_of_step(plan)
     if plan.noise_multiplier == 0.0 or ratio < 1.5:
@@ -180,59 +179,43 @@ def rate_hint(plan: FinetuningPlan) -> str | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class SampledFinetuning(privacy.PrivacyPlan):
+class SampledFinetuning(mechanism_plan.MechanismPlan):
     """Plan of ELS or ULS as that of a run. Its rounds are steps, its clients users."""
 
-    plan: plan_lib.Plan
-
-    needs_secret_cohorts = True
+    plan: plan_lib.Plan = dataclasses.field(kw_only=True)
 
     @classmethod
     def of(
         cls, plan: plan_lib.Plan, *, clip_norm: float, deterministic_seed: int | None
     ) -> SampledFinetuning:
         """Makes the plan of a run; a `deterministic_seed` is the caller's, of noise and samples."""
+        pool = None
+        if plan.sampling == plan_lib.EXAMPLE:
+            pool = participants.Pool(plan.num_units, plan.group_size)
+        drawn = sampling.CyclicPoisson(plan.num_steps, 1, plan.sampling_probability)
         return cls(
-            noise_multiplier=plan.noise_multiplier,
-            clip_norm=clip_norm,
-            clients_per_round=plan.expected_units,
-            num_clients=plan.num_users,
-            num_rounds=plan.num_steps,
-            delta=plan.delta,
-            deterministic_seed=deterministic_seed,
-            simulated=None,
-            plan=plan,
+            participants.Sampled(plan.num_users, plan.expected_units, drawn, pool),
+            mechanism_plan.Clipping(clip_norm),
+            mechanism_plan.Noise(identity.Identity(), plan.noise_multiplier, deterministic_seed),
+            plan.delta,
             others=plan.others,
+            plan=plan,
         )
 
     def of_users(self, num_users: int) -> SampledFinetuning:
         """Returns the plan for so many users: the owners of all rows, if rows have several."""
+        drawn = dataclasses.replace(self.participation, num_clients=num_users)
         plan = dataclasses.replace(self.plan, num_users=num_users)
-        return dataclasses.replace(self, num_clients=num_users, plan=plan)
+        return dataclasses.replace(self, participation=drawn, plan=plan)
 
     @override
     def at_delta(self, delta: float) -> SampledFinetuning:
         plan = dataclasses.replace(self.plan, delta=delta)
         return dataclasses.replace(self, delta=delta, plan=plan)
 
-    @property
-    def declared(self) -> schema_lib.MinSep:
-        """Only the number of steps is promised: a sampled user may be in all of them."""
-        return schema_lib.MinSep.unrestricted(self.num_rounds)
-
-    @property
-    @override
-    def rounds(self) -> parts.SampledRounds:
-        return self.plan.rounds(self.num_rounds)
-
     @override
     def epsilon_after(self, rounds_done: int) -> float | None:
         return self.plan.epsilon_after(rounds_done) if self.has_guarantee else None
-
-    @override
-    def noise_to_signal(self, num_parameters: int) -> float:
-        # σ √(d T) over the T steps' expected units.
-        return self.plan.noise_of_average * math.sqrt(num_parameters / self.num_rounds)
 
     @override
     def describe(self) -> list[str]:

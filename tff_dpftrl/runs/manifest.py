@@ -84,7 +84,7 @@ class Manifest:
 
     Attributes:
       config: Resolved options of the run, JSON-compatible. Only its kind gives them a meaning.
-      derived: Values that were derived from the options, as `PrivacyPlan.derived` returns them.
+      derived: Values that were derived from the options, as `MechanismPlan.derived` returns them.
       facts: Further facts for the run's report, such as the source of its vocabulary.
       identities: Digests of what must not change, by name; they are kept private. A digest of the
         users' names would tell somebody who knows all of them but one whether that one took part.

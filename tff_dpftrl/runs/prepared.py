@@ -20,8 +20,8 @@ from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.runs import (
     checkpoint,
     manifest,
+    mechanism_plan,
     metrics_log,
-    privacy,
     released_metrics,
     stopping,
 )
@@ -215,7 +215,7 @@ class Reportable:
     """
 
     known: manifest.Manifest
-    plan: privacy.PrivacyPlan
+    plan: mechanism_plan.MechanismPlan
     facts: facts_lib.Facts
     schedule: stopping.Schedule
     released: Callable[[checkpoint.Snapshot], list[np.ndarray]]

@@ -36,7 +36,7 @@ import numpy as np
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import budget_shares, display, gaussian, parts
-from tff_dpftrl.runs import metrics_log, privacy
+from tff_dpftrl.runs import mechanism_plan, metrics_log, privacy
 
 _DOMAIN = b"tff_dpftrl released metrics 1"
 _DOMAIN_OF_EVALUATION = b"tff_dpftrl released evaluation 1"
@@ -173,7 +173,7 @@ def planned(
     share: float | None,
     what: str,
     evaluations: int = 0,
-) -> privacy.FederatedPlan:
+) -> mechanism_plan.MechanismPlan:
     """Chooses mechanism and noise for a new run that may release figures of its cohorts.
 
     The budget of the figures is a `target_epsilon` of the figures alone, or a share of the whole,
@@ -183,17 +183,18 @@ def planned(
     """
     if target_epsilon is None and share is None:
         return asked.plan(num_clients, num_parameters)
-    request: Any = asked  # All requests are dataclasses with these fields.
-    alone = dataclasses.replace(request, others=()).plan(num_clients, num_parameters)
-    others = (*request.others, part(alone, target_epsilon, share, what))
+    alone = dataclasses.replace(asked, others=()).plan(num_clients, num_parameters)
+    others = (*asked.others, part(alone, target_epsilon, share, what))
     if evaluations:
-        mu = gaussian.mu(target_epsilon or request.target_epsilon, request.delta)
+        whole = target_epsilon or asked.target_epsilon
+        assert whole is not None
+        mu = gaussian.mu(whole, asked.delta)
         others += (_evaluation(mu * math.sqrt(share or 1.0), evaluations),)
-    return dataclasses.replace(request, others=others).plan(num_clients, num_parameters)
+    return dataclasses.replace(asked, others=others).plan(num_clients, num_parameters)
 
 
 def part(
-    plan: privacy.PrivacyPlan, target_epsilon: float | None, share: float | None, what: str
+    plan: mechanism_plan.MechanismPlan, target_epsilon: float | None, share: float | None, what: str
 ) -> parts.Part:
     """Makes the part of a budget that pays for the figures of all rounds.
 
@@ -207,7 +208,7 @@ def part(
             "Metrics cannot be released within the budget of a run without noise: take a mechanism "
             "and a noise_multiplier or target_epsilon, or leave metrics_epsilon out."
         )
-    rounds = rounds_with_secret_noise(plan)
+    rounds = plan.rounds
     if share is not None:
         noise = budget_shares.noise_of_round(rounds, share)
     else:
@@ -234,20 +235,14 @@ def _evaluation(mu: float, evaluations: int) -> parts.Part:
     )
 
 
-def rounds_with_secret_noise(plan: privacy.PrivacyPlan) -> parts.Weights:
-    """Returns a plan's rounds as if its seed were secret: noise does not depend on the seed."""
-    secret: Any = plan  # All plans are dataclasses with this field.
-    return dataclasses.replace(secret, deterministic_seed=None).rounds
-
-
-def noise_of(plan: privacy.PrivacyPlan) -> float | None:
+def noise_of(plan: mechanism_plan.MechanismPlan) -> float | None:
     """Returns the standard deviation of the noise of a round's sums; None if none are released."""
     return next(
         (one.noise_multiplier_of_round for one in plan.others if one.name == parts.METRICS), None
     )
 
 
-def noise_of_evaluation(plan: privacy.PrivacyPlan, evaluations: int) -> float | None:
+def noise_of_evaluation(plan: mechanism_plan.MechanismPlan, evaluations: int) -> float | None:
     """Returns the standard deviation of the noise of an evaluation; None if none are released."""
     rho = math.fsum(one.rho_zcdp for one in plan.others if one.name == parts.EVALUATION)
     return math.sqrt(evaluations * 0.5 / rho) if rho else None

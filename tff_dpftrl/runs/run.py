@@ -35,7 +35,7 @@ from tff_dpftrl.runs import (
     committed_rounds,
     loop,
     manifest,
-    privacy,
+    mechanism_plan,
     reporting,
 )
 from tff_dpftrl.runs import prepared as prepared_lib
@@ -44,23 +44,20 @@ from tff_dpftrl.runs import progress as progress_lib
 
 def train(
     output: pathlib.Path,
-    known: manifest.Manifest | None,
-    prepare_new: Callable[[], prepared_lib.Prepared],
-    prepare_begun: Callable[[manifest.Manifest], prepared_lib.Prepared],
+    prepared: prepared_lib.Prepared,
     progress: progress_lib.Progress,
+    *,
+    is_new: bool,
 ) -> Any:
     """Trains a run, a new one or one that has begun, to its end.
 
-    `known` is the manifest of a run that has begun, perhaps with none of its rounds; None for a new
-    run. `prepare_new` and `prepare_begun` write nothing; the latter refuses data, or a model, that
-    the run did not begin with. A UsageError comes before anything is written. After an OSError
-    every committed round is kept.
+    It begins the folder of a new run. One that has begun perhaps has none of its rounds yet. After
+    an OSError every committed round is kept.
     """
-    prepared = prepare_new() if known is None else prepare_begun(known)
     with prepared.trainer as trainer:
         state = trainer.initial_state()
         template = checkpoint.without_values(state)
-        if known is None:
+        if is_new:
             opened = _created_rounds(output, prepared, state)
         else:
             opened = _opened_rounds(output, prepared.report)
@@ -170,6 +167,6 @@ def _ledger_options(run: prepared_lib.Reportable) -> dict[str, Any]:
     }
 
 
-def _has_secret_cohorts(plan: privacy.PrivacyPlan) -> bool:
+def _has_secret_cohorts(plan: mechanism_plan.MechanismPlan) -> bool:
     # A run with a known noise seed is not private, and is meant to be repeatable.
     return plan.needs_secret_cohorts and plan.deterministic_seed is None

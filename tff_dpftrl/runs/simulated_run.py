@@ -16,6 +16,7 @@ import math
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import display, statement
 from tff_dpftrl.accounting import statement_sentences as sentences
+from tff_dpftrl.runs import participants
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,14 +47,11 @@ class Deployment:
 class SimulatedRun:
     """The run that a simulation stands for, and what it would promise.
 
-    Attributes:
-      participation: Frequency with which a client takes part, as a clause.
-      epsilon: ε at `delta` for all rounds; inf if the run would have no guarantee.
+    `epsilon` is that of all rounds at `delta`; inf if the run would have no guarantee.
     """
 
     deployment: Deployment
-    num_rounds: int
-    participation: str
+    participation: participants.Participation
     noise_multiplier: float
     epsilon: float
     delta: float
@@ -65,9 +63,10 @@ class SimulatedRun:
             if math.isfinite(self.epsilon)
             else "no privacy guarantee"
         )
+        drawn = self.participation
         return (
-            f"a run of {self.num_rounds} rounds with {self.deployment.report_goal} users a round "
-            f"out of {self.deployment.population}, {self.participation}, and noise multiplier "
+            f"a run of {drawn.num_rounds} rounds with {self.deployment.report_goal} users a round "
+            f"out of {self.deployment.population}, {drawn.clause}, and noise multiplier "
             f"{display.round_down(self.noise_multiplier, 6)} would have {would_have}"
         )
 
@@ -84,7 +83,7 @@ class SimulatedRun:
         return {
             "simulated_report_goal": self.deployment.report_goal,
             "simulated_population": self.deployment.population,
-            "simulated_participation": self.participation,
+            "simulated_participation": self.participation.clause,
             "simulated_noise_multiplier": self.noise_multiplier,
             "simulated_epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
         }

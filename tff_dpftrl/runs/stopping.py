@@ -8,7 +8,7 @@ from typing import Any
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import display
-from tff_dpftrl.runs import privacy
+from tff_dpftrl.runs import mechanism_plan
 
 ACCURACY = "eval_top1_in_vocab"
 """Column of `metrics.csv` that decides about `stop_at_accuracy` and the best model."""
@@ -33,7 +33,7 @@ class Schedule:
     stop_at_accuracy: float | None = None
     accuracy: str = ACCURACY
 
-    def check_budget(self, plan: privacy.PrivacyPlan, *, show_cost: bool = True) -> None:
+    def check_budget(self, plan: mechanism_plan.MechanismPlan, *, show_cost: bool = True) -> None:
         """Refuses a budget that does not pay for the first round.
 
         With `show_cost`, the message may have the cost of a round. It may not while this reveals a
@@ -59,7 +59,10 @@ class Schedule:
         return -(-num_rounds // self.eval_every)
 
     def reason_to_end(
-        self, plan: privacy.PrivacyPlan, rows: Sequence[Mapping[str, Any]], rounds_done: int
+        self,
+        plan: mechanism_plan.MechanismPlan,
+        rows: Sequence[Mapping[str, Any]],
+        rounds_done: int,
     ) -> str | None:
         """Returns why no further round may begin, as a sentence; None if rounds are left."""
         if rounds_done == plan.num_rounds:

@@ -12,14 +12,14 @@ from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.finetuning import config as finetuning_config
-from tff_dpftrl.runs import manifest
+from tff_dpftrl.runs import manifest, mechanism_plan, released_metrics
 from tff_dpftrl.training import config as training_config
 from tff_dpftrl.training import custom_models, language_config, metrics_columns, warm_start
 from tff_dpftrl.training import options as options_lib
 from tff_dpftrl.training import placement as placement_lib
 
 if TYPE_CHECKING:
-    from tff_dpftrl.runs import privacy, released_metrics
+    from tff_dpftrl.runs import released_metrics
 
 
 class RunKind(abc.ABC):
@@ -82,7 +82,7 @@ class RunKind(abc.ABC):
         """
 
     @abc.abstractmethod
-    def planner(self) -> Callable[[Any], privacy.PrivacyPlan]:
+    def planner(self) -> Callable[[Any], mechanism_plan.MechanismPlan]:
         """Returns a function from a config to the privacy that its run will have.
 
         The function raises a ValueError if the text or the options cannot have it. It keeps the
@@ -90,7 +90,9 @@ class RunKind(abc.ABC):
         """
 
     @abc.abstractmethod
-    def begun_plan(self, known: manifest.Manifest, output: pathlib.Path) -> privacy.PrivacyPlan:
+    def begun_plan(
+        self, known: manifest.Manifest, output: pathlib.Path
+    ) -> mechanism_plan.MechanismPlan:
         """Returns the privacy of the run in a folder, from its manifest."""
 
     @abc.abstractmethod
@@ -225,9 +227,9 @@ class _Finetuning(RunKind):
 
     @override
     def begun_plan(self, known, output):
-        from tff_dpftrl.finetuning import opening, run
+        from tff_dpftrl.finetuning import opening, resuming
 
-        return run.plan_of(known, opening.config_of(known, output))
+        return resuming.plan_of(known, opening.config_of(known, output).model_workload)
 
     @override
     def process_group(self, config):

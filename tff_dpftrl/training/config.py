@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from tff_dpftrl.accounting import parts, statement
+    from tff_dpftrl.runs import mechanism_plan, simulated_run
     from tff_dpftrl.runs import privacy as privacy_lib
-    from tff_dpftrl.runs import simulated_run
 
 Algorithm = Literal["dp-ftrl", "dp-fedavg", "dp-fedsgd"]
 Mechanism = Literal[(*table.runnable(), "none")]
@@ -650,7 +650,7 @@ class TrainingConfig(language_config.LanguageConfig):
             return 0
         return -(-self.num_rounds // self.eval_every)
 
-    def plan(self, num_clients: int, num_parameters: int) -> privacy_lib.FederatedPlan:
+    def plan(self, num_clients: int, num_parameters: int) -> mechanism_plan.MechanismPlan:
         """Chooses mechanism and noise for a new run, also for the metrics that it releases."""
         from tff_dpftrl.runs import released_metrics
         from tff_dpftrl.training import metrics_columns
@@ -668,7 +668,7 @@ class TrainingConfig(language_config.LanguageConfig):
     def privacy(self) -> privacy_lib.Privacy:
         """Returns what the run asks of privacy; the plan for a population is made of it."""
         # This imports dp_accounting, which `--help` does not need.
-        from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, sampled_privacy
+        from tff_dpftrl.runs import privacy as privacy_lib
 
         common = {
             "num_rounds": self.num_rounds,
@@ -688,18 +688,18 @@ class TrainingConfig(language_config.LanguageConfig):
             "min_sep": self.min_sep,
         }
         if self.sampling is not None:
-            return amplified_privacy.AmplifiedPrivacy(
+            return privacy_lib.Amplified(
                 sampling=self.sampling, mechanism=self.mechanism, **correlated, **common
             )
         if self.algorithm != "dp-ftrl":
-            return sampled_privacy.SampledPrivacy(
+            return privacy_lib.DpFedAvg(
                 algorithm=self.algorithm,
                 estimator=self.estimator,
                 per_layer_clipping=self.per_layer_clipping,
                 later_clip_norms=self.later_clip_norms(),
                 **common,
             )
-        return dp_ftrl_privacy.DpFtrlPrivacy(
+        return privacy_lib.DpFtrl(
             mechanism=None if self.mechanism == "none" else self.mechanism,
             starts=self.starts,
             max_participations=self.max_participations,

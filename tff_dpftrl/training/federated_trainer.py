@@ -12,7 +12,7 @@ from tff_dpftrl import execution
 from tff_dpftrl.execution import federated_round
 from tff_dpftrl.learning import metric_sums
 from tff_dpftrl.participation import cohorts
-from tff_dpftrl.runs import prepared, privacy
+from tff_dpftrl.runs import mechanism_plan, prepared
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.training import placement as placement_lib
 from tff_dpftrl.training import task
@@ -27,7 +27,7 @@ class FederatedTrainer(prepared.Trainer):
     def __init__(
         self,
         user_ids: Sequence[str],
-        plan: privacy.FederatedPlan,
+        plan: mechanism_plan.MechanismPlan,
         process: execution.CompiledProcess,
         client_value: Callable[[str, int], Any],
     ):
@@ -76,7 +76,7 @@ class FederatedTrainer(prepared.Trainer):
 @contextlib.contextmanager
 def open_trainer(
     build: Callable[[], federated_round.FederatedRound],
-    plan: privacy.FederatedPlan,
+    plan: mechanism_plan.MechanismPlan,
     language_task: task.LanguageTask,
     *,
     placement: placement_lib.Placement,

@@ -19,18 +19,18 @@ from tff_dpftrl.private_round import (
     sampled_gaussian,
     secure_sums,
 )
-from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, privacy, sampled_privacy
+from tff_dpftrl.runs import mechanism_plan, participants
 from tff_dpftrl.training import learning_options, optimizers
 
 
 def build_round(
-    plan: privacy.PrivacyPlan,
+    plan: mechanism_plan.MechanismPlan,
     options: learning_options.LearningOptions,
     model: model_lib.Model,
     *,
     metrics: metric_sums.Build = metric_sums.build,
 ) -> federated_round.FederatedRound:
-    """Builds the round of a run; the class of the plan decides which one it is.
+    """Builds the round of a run; the cohorts of the plan decide which one it is.
 
     It is unweighted federated averaging with DP-FTRL, or DP-FedAvg or DP-FedSGD.
     """
@@ -44,58 +44,58 @@ def build_round(
 
 
 def _local_update(
-    plan: privacy.PrivacyPlan, options: learning_options.LearningOptions
+    plan: mechanism_plan.MechanismPlan, options: learning_options.LearningOptions
 ) -> local_updates.LocalUpdate:
     optimizer = optimizers_lib.sgdm(options.client_learning_rate)
-    if not isinstance(plan, sampled_privacy.SampledPlan):
+    if not isinstance(plan.participation, participants.FedAvgCohorts):
         return local_updates.FedAvg(optimizer)
-    if plan.algorithm == "dp-fedsgd":
+    if plan.participation.algorithm == "dp-fedsgd":
         return local_updates.FedSgd(options.client_learning_rate)
     return local_updates.FedAvg(optimizer, _clipping(plan))
 
 
-def _clipping(plan: sampled_privacy.SampledPlan) -> clipping.Clipping:
-    clip = clipping.PerLayerClipping if plan.per_layer_clipping else clipping.FlatClipping
-    return clip(plan.clip_norms)
+def _clipping(plan: mechanism_plan.MechanismPlan) -> clipping.Clipping:
+    clip = clipping.PerLayerClipping if plan.clipping.per_layer else clipping.FlatClipping
+    return clip(plan.clipping.norms(plan.num_rounds))
 
 
 def _private_round(
-    plan: privacy.PrivacyPlan, options: learning_options.LearningOptions
+    plan: mechanism_plan.MechanismPlan, options: learning_options.LearningOptions
 ) -> interface.PrivateRound:
-    """Builds the mechanism of a plan; which one depends on the class of the plan."""
-    if isinstance(plan, sampled_privacy.SampledPlan):
+    """Builds the mechanism of a plan; which one depends on its cohorts."""
+    drawn, noise = plan.participation, plan.noise
+    if isinstance(drawn, participants.FedAvgCohorts):
         estimator = {
-            sampled_privacy.FIXED: estimators.FixedDenominator,
-            sampled_privacy.CLIPPED: estimators.ClippedDenominator,
-        }[plan.estimator]
+            participants.FIXED: estimators.FixedDenominator,
+            participants.CLIPPED: estimators.ClippedDenominator,
+        }[drawn.estimator]
         return sampled_gaussian.SampledGaussianRound(
             clipping=_clipping(plan),
             noise_multiplier=plan.noise_multiplier,
-            estimator=estimator(plan.sampling_probability, plan.num_clients),
+            estimator=estimator(drawn.sampling_probability, plan.num_clients),
             deterministic_seed=plan.deterministic_seed,
             secure_noise=options.noise == "secure",
         )
-    if not isinstance(plan, dp_ftrl_privacy.DpFtrlPlan | amplified_privacy.AmplifiedPlan):
-        raise TypeError(f"There is no round for a {type(plan).__name__}.")
-    encoding = getattr(plan, "encoding", None)
+    assert noise.strategy is not None
+    encoding = noise.encoding
     common = {
         "noise_multiplier": plan.noise_multiplier,
         "clients_per_round": plan.clients_per_round,
         "deterministic_seed": plan.deterministic_seed,
         "secure_noise": options.noise == "secure",
         # Noise parties add the noise within secure sums only.
-        "noise_parties": 0 if encoding is None else plan.noise_parties,
+        "noise_parties": 0 if encoding is None else noise.parties,
     }
-    if getattr(plan, "adaptive_clipping", False):
+    if plan.clipping.adaptive:
         made = adaptive_clipping.AdaptiveClipRound(
-            plan.strategy,
+            noise.strategy,
             clipping=adaptive_clipping.AdaptiveClipping(
                 initial_clip_norm=plan.clip_norm,
                 target_unclipped_quantile=options.target_unclipped_quantile,
                 clip_learning_rate=options.clip_learning_rate,
                 clipped_count_stddev=options.clipped_count_stddev,
                 # The run has printed this already.
-                only_estimates=not restarts.has_restarts(plan.strategy),
+                only_estimates=not restarts.has_restarts(noise.strategy),
             ),
             unit_inflation=encoding and encoding.inflated_clip_norm(1.0),
             **common,
@@ -106,7 +106,7 @@ def _private_round(
             )
         return made
     return fixed_clip.FixedClipRound(
-        plan.strategy,
+        noise.strategy,
         clipping=clipping.FlatClipping(plan.clip_norm),
         encoded_norm=encoding and encoding.inflated_clip_norm(plan.clip_norm),
         **common,
@@ -114,20 +114,20 @@ def _private_round(
 
 
 def build_aggregation(
-    options: learning_options.LearningOptions, plan: privacy.PrivacyPlan
+    options: learning_options.LearningOptions, plan: mechanism_plan.MechanismPlan
 ) -> rounds.Aggregation:
     """Builds the aggregation of the clients' updates; a plain mean if the plan has no mechanism.
 
     It counts clients whose update is not finite, for the operator's eyes only, except under secure
     aggregation, which hides who they are.
     """
-    if getattr(plan, "strategy", plan) is None:
+    if plan.strategy is None:
         return aggregation.PlainMean()
     private_round = _private_round(plan, options)
-    encoding = getattr(plan, "encoding", None)
+    encoding = plan.noise.encoding
     if encoding is None:
         return aggregation.Aggregation(private_round, report_non_finite_clients=True)
-    clip_norm = 1.0 if plan.adaptive_clipping else plan.clip_norm
+    clip_norm = 1.0 if plan.clipping.adaptive else plan.clip_norm
     return aggregation.Aggregation(
         private_round, vector_sum=secure_sums.VectorSum(encoding, clip_norm)
     )

@@ -30,8 +30,8 @@ from tff_dpftrl.runs import (
     earlier_runs,
     joint_runs,
     manifest,
+    mechanism_plan,
     prepared,
-    privacy,
     released_metrics,
     released_model,
     reporting,
@@ -110,7 +110,7 @@ def reportable(known: manifest.Manifest, output: pathlib.Path) -> prepared.Repor
 def of_training_run(
     config: config_lib.TrainingConfig,
     known: manifest.Manifest,
-    plan: privacy.FederatedPlan,
+    plan: mechanism_plan.MechanismPlan,
     output: pathlib.Path,
 ) -> prepared.Reportable:
     """Returns what the report on a training run is made of."""
@@ -119,7 +119,7 @@ def of_training_run(
         known,
         plan,
         unit="round",
-        exact=privacy.TRAINING_METRICS_NOT_COVERED,
+        exact=mechanism_plan.TRAINING_METRICS_NOT_COVERED,
         go_on=custom_models.resume_command(config.model, output, config.data),
         figures=functools.partial(figures_of, known),
         evaluation=functools.partial(evaluation_of, known),
@@ -150,7 +150,7 @@ def evaluation_of(known: manifest.Manifest) -> released_metrics.Figures:
 def of_run(
     options: ReportOptions,
     known: manifest.Manifest,
-    plan: privacy.PrivacyPlan,
+    plan: mechanism_plan.MechanismPlan,
     *,
     unit: str,
     exact: str,
@@ -190,12 +190,12 @@ def of_run(
 
 
 def _facts(
-    known: manifest.Manifest, options: ReportOptions, plan: privacy.PrivacyPlan, exact: str
+    known: manifest.Manifest, options: ReportOptions, plan: mechanism_plan.MechanismPlan, exact: str
 ) -> facts_lib.Facts:
     """Returns the facts that the statement of a run on text reports."""
     generator: dict[str, statement_lib.Scalar] = {}
     if known.config.get("noise") == "secure":
-        strategy = getattr(plan, "strategy", None)  # Without one, noise is independent.
+        strategy = plan.strategy
         is_sum = strategy is None or noise_recipe.is_sum_of_draws(strategy.noise_recipe())
         generator[sentences.NOISE_GENERATOR] = statement_lib.noise_generator(is_sum)
     source = known.facts.get("initial_weights_source")
@@ -219,7 +219,7 @@ def _facts(
         not_covered=(
             *([] if source is None else [sentences.TEXT_OF_WEIGHTS.format(source=source)]),
             *known.facts.get("not_covered", ()),
-            privacy.not_covered(exact, plan.others),
+            mechanism_plan.not_covered(exact, plan.others),
         ),
         caveats=known.facts.get("caveats", ()),
         earlier_runs=runs,

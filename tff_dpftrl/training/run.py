@@ -22,7 +22,7 @@ from tff_dpftrl.data import tables, vocabulary, vocabulary_file
 from tff_dpftrl.execution import allocator
 from tff_dpftrl.learning import metric_sums
 from tff_dpftrl.models import table
-from tff_dpftrl.runs import earlier_runs, manifest, prepared, privacy
+from tff_dpftrl.runs import earlier_runs, manifest, mechanism_plan, prepared
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runs import run as run_lib
 from tff_dpftrl.training import config as config_lib
@@ -107,13 +107,9 @@ def train_opened(
     opened: opening.OpenedRun, progress: progress_lib.Progress = progress_lib.to_stderr
 ) -> report.TrainingResults:
     """Trains a run that `opening` has opened, to its end."""
-    return run_lib.train(
-        opened.output,
-        opened.known,
-        lambda: _new(opened, progress),
-        lambda known: _begun(opened, known, progress),
-        progress,
-    )
+    is_new = opened.known is None
+    run = _new(opened, progress) if is_new else _begun(opened, progress)
+    return run_lib.train(opened.output, run, progress, is_new=is_new)
 
 
 def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared.Prepared:
@@ -161,10 +157,10 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
     return dataclasses.replace(run, announcement=held)
 
 
-def _begun(
-    opened: opening.OpenedRun, known: manifest.Manifest, progress: progress_lib.Progress
-) -> prepared.Prepared:
+def _begun(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared.Prepared:
     """Prepares a run to go on with; refuses other data, and another model."""
+    known = opened.known
+    assert known is not None
     language_task = _task(opened, progress)
     remedy = "restore the data"
     if opened.config.data == "docs":
@@ -190,7 +186,7 @@ def _task(opened: opening.OpenedRun, progress: progress_lib.Progress) -> task.La
 def _prepared(
     opened: opening.OpenedRun,
     known: manifest.Manifest,
-    plan: privacy.FederatedPlan,
+    plan: mechanism_plan.MechanismPlan,
     language_task: task.LanguageTask,
     say: progress_lib.Progress,
     progress: progress_lib.Progress,
@@ -239,7 +235,7 @@ def _prepared(
 
 def _manifest(
     config: config_lib.TrainingConfig,
-    plan: privacy.PrivacyPlan,
+    plan: mechanism_plan.MechanismPlan,
     language_task: task.LanguageTask,
     facts: Mapping[str, Any],
 ) -> manifest.Manifest:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import display
 from tff_dpftrl.data import subwords, tokenizer, vocabulary
-from tff_dpftrl.runs import privacy
+from tff_dpftrl.runs import mechanism_plan
 from tff_dpftrl.training import text_task
 
 _NUM_LOOKED_AT = 1000  # Texts whose script is looked at.
@@ -78,15 +78,15 @@ def describe_unknown_words(
 
 
 def describe_plan(
-    plan: privacy.PrivacyPlan,
+    plan: mechanism_plan.MechanismPlan,
     num_parameters: int,
     *,
     unit: str = "round",
-    swamped: float = privacy.SWAMPED,
+    swamped: float = mechanism_plan.SWAMPED,
 ) -> list[str]:
     """Describes participation, noise, the ε to come, and the ratio of noise to signal.
 
-    Above the ratio `swamped` of `PrivacyPlan.noise_to_signal`, a hint is added.
+    Above the ratio `swamped` of `MechanismPlan.noise_to_signal`, a hint is added.
     """
     lines = plan.describe()
     epsilon = plan.epsilon_after(plan.num_rounds)

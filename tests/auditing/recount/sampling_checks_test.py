@@ -205,4 +205,4 @@ def test_the_noise_of_a_simulation_is_recounted_by_what_its_rounds_expect(kind, 
     run = records.Records(tmp_path, public, *[None] * 7, unreadable=())
     found = terms_lib.of(run)
     assert found.noise_multiplier == pytest.approx(plan.noise_multiplier, rel=1e-12)
-    assert found.sampling == plan.sampling.to_dict()
+    assert found.sampling == plan.participation.sampling.to_dict()

@@ -154,7 +154,7 @@ def test_estimates_are_the_histogram_of_all_reports(tmp_path, is_secure):
     training = guarantee.dp_ftrl_guarantee(
         plan.strategy,
         noise_multiplier=plan.noise_multiplier,
-        schema=plan.schema,
+        schema=plan.declared,
         delta=plan.delta,
         clip_norm=plan.clip_norm,
     )

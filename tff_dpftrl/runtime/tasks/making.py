@@ -26,7 +26,7 @@ from tff_dpftrl.mechanisms import noise_recipe, noise_split
 from tff_dpftrl.models import metric_grid
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import adaptive_clipping, interface, party_noise
-from tff_dpftrl.runs import dp_ftrl_privacy
+from tff_dpftrl.runs import mechanism_plan, privacy
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.plans import (
@@ -174,21 +174,21 @@ def make_evaluation(
     return _finish(parts, plans, terms, output, key, built, progress)
 
 
-def _check_counts(plan: dp_ftrl_privacy.DpFtrlPlan) -> None:
+def _check_counts(plan: mechanism_plan.MechanismPlan) -> None:
     """Refuses noise with which counts would have no known scale, or no known error."""
     if plan.strategy is None:
         raise validation.UsageError(
             "mechanism 'none' has no clip norm, and divides by the number of devices that report: "
             "give a mechanism, whose sums are divided by clients_per_round."
         )
-    if plan.adaptive_clipping:
+    if plan.clipping.adaptive:
         raise validation.UsageError(
             "adaptive_clipping changes the noise with the clip norm, so that estimates would have "
             "no known standard error: leave it out, and give clip_norm."
         )
 
 
-def _terms(parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan) -> terms_lib.Terms:
+def _terms(parts: _Parts, plan: mechanism_plan.MechanismPlan) -> terms_lib.Terms:
     """States what a training task promises, before its plans and files are hashed."""
     config, defined = parts.config, parts.definition
     words = None if defined.language is None else defined.language.words
@@ -197,10 +197,10 @@ def _terms(parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan) -> terms_lib.Terms:
         "clients_per_round": plan.clients_per_round,
         "server_optimizer": "own" if parts.has_own_algorithm else config.server_optimizer,
     }
-    if plan.encoding is not None:
+    if plan.noise.encoding is not None:
         parameters |= {
-            "secagg_norm_inflation": plan.encoding.inflation,
-            "secagg_bits_per_parameter": plan.encoding.bits_per_parameter,
+            "secagg_norm_inflation": plan.noise.encoding.inflation,
+            "secagg_bits_per_parameter": plan.noise.encoding.bits_per_parameter,
             "noise_multiplier_is_relative_to": "clip_norm times secagg_norm_inflation",
         }
     if (buckets := defined.buckets) is not None:
@@ -211,7 +211,7 @@ def _terms(parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan) -> terms_lib.Terms:
         parameters[terms_lib.METRICS] = _listed(own_model.metric_specs(parts.model))
     if config.noise == "secure" and plan.strategy is not None and plan.noise_multiplier > 0:
         parameters[sentences.NOISE_GENERATOR] = statement_lib.noise_generator(
-            noise_recipe.is_sum_of_draws(plan.strategy.noise_recipe()), bool(plan.noise_parties)
+            noise_recipe.is_sum_of_draws(plan.strategy.noise_recipe()), bool(plan.noise.parties)
         )
     if parts.grids:
         parameters[terms_lib.ORDER_STATISTICS] = ", ".join(parts.grids)
@@ -222,12 +222,12 @@ def _terms(parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan) -> terms_lib.Terms:
         population=config.population,
         task=config.task,
         num_devices=plan.num_clients,
-        schema=plan.schema,
+        schema=plan.declared,
         delta=plan.delta,
         strategy=plan.strategy,
         noise_multiplier=plan.noise_multiplier,
         clip_norm=plan.clip_norm,
-        adaptive_clipping=plan.adaptive_clipping,
+        adaptive_clipping=plan.clipping.adaptive,
         max_epsilon=config.max_epsilon,
         data=defined.data,
         vocabulary_source=None if words is None else words.source,
@@ -337,10 +337,10 @@ def _tests(
     )
 
 
-def _privacy_plan(parts: _Parts, progress: progress_lib.Progress) -> dp_ftrl_privacy.DpFtrlPlan:
+def _privacy_plan(parts: _Parts, progress: progress_lib.Progress) -> mechanism_plan.MechanismPlan:
     """Plans the noise; a sum has room for the reports of all devices that a round chooses."""
     wanted = parts.config.privacy()
-    if not isinstance(wanted, dp_ftrl_privacy.DpFtrlPrivacy):
+    if not isinstance(wanted, privacy.DpFtrl):
         raise TypeError("The noise of a task is that of DP-FTRL.")
     plan = wanted.plan(parts.config.num_devices, parts.num_parameters)
     if wanted.secagg_bits is not None:
@@ -351,8 +351,8 @@ def _privacy_plan(parts: _Parts, progress: progress_lib.Progress) -> dp_ftrl_pri
 
 
 def _on_grid(
-    plan: dp_ftrl_privacy.DpFtrlPlan, bits: int, parts: _Parts
-) -> dp_ftrl_privacy.DpFtrlPlan:
+    plan: mechanism_plan.MechanismPlan, bits: int, parts: _Parts
+) -> mechanism_plan.MechanismPlan:
     """Chooses the grid of a plan, with room for the noise that parties add within the sum."""
     num_parties, strategy, noise_ratio = len(parts.config.noise_parties), plan.strategy, 0.0
     if num_parties and strategy is not None:
@@ -362,7 +362,7 @@ def _on_grid(
                 "target_epsilon, or leave noise_party out."
             )
         z = plan.noise_multiplier
-        if plan.adaptive_clipping:
+        if plan.clipping.adaptive:
             clipping = adaptive_clipping.AdaptiveClipping(
                 clipped_count_stddev=parts.config.clipped_count_stddev
             )
@@ -371,11 +371,11 @@ def _on_grid(
         noise_ratio = party_noise.noise_ratio(strategy, z, plan.num_rounds, num_parties)
     most_reports = parts.config.rounds.wanted
     encoding = grid.for_bits(parts.num_parameters, most_reports, bits, noise_ratio=noise_ratio)
-    return dataclasses.replace(plan, encoding=encoding, noise_parties=num_parties)
+    return plan.with_noise(encoding=encoding, parties=num_parties)
 
 
 def _round(
-    parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan, aggregation: rounds.Aggregation
+    parts: _Parts, plan: mechanism_plan.MechanismPlan, aggregation: rounds.Aggregation
 ) -> federated_round.FederatedRound:
     """Builds the round; that of an own algorithm must release all privately."""
     metrics, algorithm = _metric_sums(parts), parts.definition.algorithm
@@ -402,14 +402,16 @@ def _metric_sums(parts: _Parts) -> metric_sums.Build:
     return functools.partial(metric_sums.build, is_secure=is_secure, grids=parts.grids)
 
 
-def _report_limits(parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan | None) -> bounding.ReportLimits:
+def _report_limits(
+    parts: _Parts, plan: mechanism_plan.MechanismPlan | None
+) -> bounding.ReportLimits:
     """Bounds what an honest device reports; `plan` is None for an evaluation."""
     clip_norm: float | str | None = None
     if plan is not None and plan.strategy is not None:
-        clip_norm = _LEARNED_NORM if plan.adaptive_clipping else plan.clip_norm
+        clip_norm = _LEARNED_NORM if plan.clipping.adaptive else plan.clip_norm
     return bounding.ReportLimits(
         clip_norm=clip_norm,
-        encoding=None if plan is None else plan.encoding,
+        encoding=None if plan is None else plan.noise.encoding,
         metrics=parts.largest_metrics,
         names_all_metrics=True,
         most_reports=parts.config.rounds.wanted,
