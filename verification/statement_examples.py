@@ -13,6 +13,7 @@ from typing import Literal
 
 from tff_dpftrl.accounting import budget_shares, composition, statement, statement_text
 from tff_dpftrl.accounting import facts as facts_lib
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.finetuning import example_sampling, run_privacy
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import blt, table
@@ -49,7 +50,7 @@ def _of_run(
     min_sep: int,
     times: int,
     facts: facts_lib.Facts = _FACTS,
-    exact: str = mechanism_plan.TRAINING_METRICS_NOT_COVERED,
+    exact: str = sentences.EXACT_FIGURES,
 ) -> statement.PrivacyStatement:
     facts = dataclasses.replace(
         facts, not_covered=(mechanism_plan.not_covered(exact, plan.others),)
@@ -63,7 +64,7 @@ def _passes(
     in_one_place: bool = True,
     unit: Literal["user", "example"] = "user",
     facts: facts_lib.Facts = _FACTS,
-    exact: str = run_privacy.METRICS_NOT_COVERED,
+    exact: str = sentences.EXACT_FIGURES_OF_STEPS,
 ) -> statement.PrivacyStatement:
     plan = privacy.DpFtrl(
         num_rounds=100,
@@ -133,7 +134,7 @@ def _finetuning(sampling: str, facts: facts_lib.Facts = _FACTS) -> statement.Pri
         delta=1e-7,
     )
     run = run_privacy.SampledFinetuning.of(plan, clip_norm=0.5, deterministic_seed=None)
-    exact = run_privacy.METRICS_NOT_COVERED
+    exact = sentences.EXACT_FIGURES_OF_STEPS
     return _of_run(run, min_sep=1, times=12, facts=facts, exact=exact)
 
 
@@ -190,7 +191,7 @@ def examples() -> Iterator[tuple[str, statement.PrivacyStatement]]:
     Yields:
       What was run, and its statement.
     """
-    exact = mechanism_plan.TRAINING_METRICS_NOT_COVERED
+    exact = sentences.EXACT_FIGURES
     yield "`train` (DP-FTRL)", _passes(in_one_place=False, exact=exact)
     yield "`train` with a vocabulary and metrics within ε", _with_parts()
     yield "`train --algorithm dp-fedavg`", _dp_fedavg()
@@ -199,7 +200,7 @@ def examples() -> Iterator[tuple[str, statement.PrivacyStatement]]:
     yield "`finetune --sampling user` (ULS)", _finetuning(plan_lib.USER)
     yield "`finetune --sampling passes`", _passes()
     yield "`finetune`, beginning with the model of another run", _after_another_run()
-    exact = run_privacy.METRICS_OF_OWN_MODEL_NOT_COVERED
+    exact = sentences.EXACT_FIGURES_OF_OWN_MODEL
     images = _passes(unit="example", facts=facts_lib.Facts(), exact=exact)
     yield "`private_fit` of a Keras model, by example", images
     yield "A loop with the noise of `NoiseStream`", _noise_stream()

@@ -31,7 +31,6 @@ from tff_dpftrl.finetuning import (
     proxies,
     resuming,
     run,
-    run_privacy,
     step_trainer,
     trained_part,
 )
@@ -369,7 +368,7 @@ def test_a_private_run_states_what_its_plan_spent(kind, toy, tmp_path):
     assert plan.delta > examples**-1.1  # Fewer train than there are.
     text = (tmp_path / "run" / "privacy_statement.md").read_text()
     assert "public.jsonl" in text and "in secret" in " ".join(lines)
-    assert run_privacy.METRICS_NOT_COVERED in statement.not_covered
+    assert sentences.EXACT_FIGURES_OF_STEPS in statement.not_covered
     assert listed_files.check(tmp_path / "run")["config.json"] == "yes, but"
     if kind == "example":
         assert statement.parameters["group_size_epsilon"] == 2.0

@@ -12,6 +12,7 @@ from scipy import stats
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import budget_shares, display, parts
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.runs import mechanism_plan, privacy, released_metrics
 
 _FIGURES = released_metrics.Figures(
@@ -243,5 +244,5 @@ def test_a_run_without_noise_and_a_sampling_without_a_bound_are_refused():
 
 def test_the_statement_says_what_stays_private():
     plan = _planned(_in_turns(noise_multiplier=2.0), target_epsilon=1.5)
-    assert mechanism_plan.not_covered("exact", plan.others) == mechanism_plan.EXACT_BESIDE_RELEASED
+    assert mechanism_plan.not_covered("exact", plan.others) == sentences.EXACT_BESIDE_RELEASED
     assert mechanism_plan.not_covered("exact", ()) == "exact"

@@ -29,15 +29,13 @@ ZERO_OUT = neighbours_lib.Neighbours()
 class Row:
     """Row of the table of samplings; `needs` and `allows` are names of options.
 
-    `method` is the method of epsilon, a noun phrase; empty if `SampledSteps` says it. `sentences`
-    explain it in a statement; empty if no run with correlated noise has this sampling. With
+    `method` is the method of epsilon, a noun phrase; empty if `SampledSteps` says it. With
     `independent_noise`, the accounting is for independent noise only.
     """
 
     summary: str
     needs: tuple[str, ...]
     method: str = ""
-    sentences: str = ""
     allows: tuple[str, ...] = ()
     independent_noise: bool = False
 
@@ -52,23 +50,11 @@ SAMPLINGS = {
     "cyclic": Row(
         summary="groups take turns, and each draws each of its units with the same probability",
         needs=("sampling_groups", "sampling_probability"),
-        sentences=(
-            "No two rounds of a group share a row of the banded strategy. So ε is that of one "
-            "Poisson-sampled Gaussian for each turn of the group, whose noise is divided by the "
-            "largest norm of a column. It is computed by their privacy loss distribution "
-            "(Choquette-Choo et al. 2023, Theorem 4). No gain from the secrecy of the groups is "
-            "counted."
-        ),
     ),
     "bins": Row(
         summary="each unit draws one bin, once, and takes part in rounds bin, bin + bins, ...",
         needs=("bins",),
         method="a bound of the mixture over bins",
-        sentences=(
-            "The run is dominated by a mixture of as many Gaussians as there are bins, against one "
-            "(Choquette-Choo et al. 2024, Lemma 3.2). ε is an upper bound of its own, by the law "
-            "of the likelihood ratio of some of the bins, with their correlations raised."
-        ),
     ),
 }
 """Samplings by their names: those of `participation.sampling`, and "poisson", cyclic in one group.
@@ -77,15 +63,6 @@ Options are `sampling_groups`, `bins`, `group_size` (largest number of units of 
 `sampling_probability`. The last is a unit's probability to be in a cohort: of each round, or of its
 group's turn.
 """
-
-OF_A_POOL = (
-    "No two rounds of a group share a row of the banded strategy. So ε is that of one mixture of "
-    "Gaussians N(j, σ²), j ~ Binomial(examples of a user in the pool, sampling probability), for "
-    "each turn of the group, whose noise is divided by the largest norm of a column. It is "
-    "computed by their privacy loss distribution (Choquette-Choo et al. 2023, Theorem 4; Charles "
-    "et al. 2024, Theorem 3). No gain from the secrecy of the groups is counted."
-)
-"""Sentences for a statement of cyclic sampling of examples in a pool."""
 
 FIELDS = {"sampling_groups": "num_groups", "bins": "num_bins"}
 """Attributes of descriptions whose options have other names."""

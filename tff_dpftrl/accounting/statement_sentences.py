@@ -203,8 +203,38 @@ VOCABULARY_CHOICE = VOCABULARY + ": {source}."
 GROUP_SIZE_CHOICE = (
     "Choice of the group size, {size}: {source}, computed on the training users without noise."
 )
+POOL_LOOKED_AT = (
+    "The comparison of sampling users with sampling examples used the exact size of the pool."
+)
+OWNERS_OF_ROWS = (
+    "Which users own which row, and so which rows were selected to train on: neighbouring data "
+    "sets have the same lists of owners, and differ in the content of all rows that name one user, "
+    "whoever else they name."
+)
+DATA_OF_WEIGHTS = "What the initial weights were trained on: {source}."
+UNTRAINED = "What was not trained, and has no noise: {untrained}. Computed from: {source}."
 TEXT_OF_WEIGHTS = "Text that the initial weights were trained on: {source}."
 TEXT_OF_TOKENIZER = "Text that the tokenizer was learned on: not recorded; it is that of {source}."
+EXACT_FIGURES = (
+    "Loss and accuracy on the training cohorts, the number of users in them and of those whose "
+    "update was dropped, how long a round took, the figures about the training data that a run "
+    "begins with, and the n-gram baselines counted on it (in private/ and on the terminal only): "
+    "exact figures, for simulations; do not publish them."
+)
+_OF_STEPS = (
+    "The loss on the data of a step, how long it took, which grows with them, warnings of "
+    "gradients that are not finite"
+)
+_EXACT = "(in private/ and on the terminal only): exact figures; do not publish them."
+EXACT_FIGURES_OF_STEPS = (
+    f"{_OF_STEPS}, the figures about the training users' text and the reasons for what was chosen "
+    f"that a run begins with, and the n-gram baselines counted on them {_EXACT}"
+)
+EXACT_FIGURES_OF_OWN_MODEL = f"{_OF_STEPS}, and why a model or its losses were refused {_EXACT}"
+EXACT_BESIDE_RELEASED = (
+    "What is in private/ and on the terminal: figures of the training data without the noise that "
+    "the released ones have; do not publish them."
+)
 HELD_OUT = (
     "What is measured on the held-out users, who never train and are protected too: exact figures "
     "in private/ and on the terminal, and the choice of private/best_model.npz by them; do not "
@@ -226,6 +256,15 @@ ORDER_STATISTICS = (
 )
 
 # What else is released, with its noise
+_SUMS = (
+    "sums in which nobody counts for more than an L2 norm of 1, with independent Gaussian noise of "
+    "standard deviation"
+)
+FIGURES_OF_ROUNDS = f"{{what}}: {_SUMS} {{noise}} in each round"
+FIGURES_OF_HELD_OUT = (
+    "the same figures of users who are held out by a hash of their id and never train, in "
+    f"{{evaluations}} evaluations: {_SUMS} {{noise}} in each"
+)
 COUNTED_WORDS = (
     "words that were counted, at most {most} of a user, whose weights have an L2 norm of 1: "
     "Gaussian noise of standard deviation {noise} on their sums, and a threshold of {threshold} "
@@ -272,6 +311,32 @@ SAMPLED_USERS = (
 )
 GROUP_SIZE_ADDED = " Added to it is ε = {epsilon:g} for the choice of group size."
 
+SAMPLED_ROUNDS = (
+    "Privacy loss distribution of the Poisson-sampled Gaussian mechanism, composed over the rounds."
+)
+OF_SAMPLING = {
+    "cyclic": (
+        "No two rounds of a group share a row of the banded strategy. So ε is that of one "
+        "Poisson-sampled Gaussian for each turn of the group, whose noise is divided by the "
+        "largest norm of a column. It is computed by their privacy loss distribution "
+        "(Choquette-Choo et al. 2023, Theorem 4). No gain from the secrecy of the groups is "
+        "counted."
+    ),
+    "pool": (
+        "No two rounds of a group share a row of the banded strategy. So ε is that of one mixture "
+        "of Gaussians N(j, σ²), j ~ Binomial(examples of a user in the pool, sampling "
+        "probability), for each turn of the group, whose noise is divided by the largest norm of a "
+        "column. It is computed by their privacy loss distribution (Choquette-Choo et al. 2023, "
+        "Theorem 4; Charles et al. 2024, Theorem 3). No gain from the secrecy of the groups is "
+        "counted."
+    ),
+    "bins": (
+        "The run is dominated by a mixture of as many Gaussians as there are bins, against one "
+        "(Choquette-Choo et al. 2024, Lemma 3.2). ε is an upper bound of its own, by the law "
+        "of the likelihood ratio of some of the bins, with their correlations raised."
+    ),
+}
+"""Sentences on secret samples with correlated noise, by the kind of the sampling."""
 # Assumptions
 SCHEMA_KEPT = "Every {unit} keeps to the participation schema accounted for{record}."
 NO_SAMPLING = "It is not assumed that who takes part is sampled at random."
@@ -289,6 +354,11 @@ DRAWN_USERS = (
     "Every user is in a step with probability {chance}, independently of all else, with at most "
     "{examples} drawn at random in every step; their mean gradient is clipped."
 )
+IN_A_COHORT = (
+    "Every {unit} is in a round's cohort with probability {chance}, independently of everything "
+    "else."
+)
+IN_A_POOL = "At most {of_client} of each {unit} were put into a pool, once, at random. {drawn}"
 SECRET_SEED = (
     "The samples of each {unit} are drawn independently of all other {unit}s and of all data. "
     "Their seed stays secret, and so do the samples."
@@ -384,6 +454,10 @@ PERSON_WITH_SEVERAL = (
 )
 
 # Caveats right under the headline
+SIMULATION = (
+    "Simulation: its noise is scaled down with its cohorts. With the noise of this one, {promise}; "
+    "the users of this simulation have only the ε above."
+)
 WHAT_IF = (
     "What if: with {scale:g} times as many users, {users:g}, and the same expected batch, the "
     "noise would give ε = {epsilon} at δ = {delta}. This is a comparison, not a guarantee for "
@@ -467,15 +541,3 @@ KNOWN_SEED = (
     "the noise."
 )
 BROKEN_SCHEMA = "The participation broke the schema {name}: {breach}."
-
-
-# Until the plans of runs take these from where they are.
-drawn_in_one_place = DRAWN_IN_ONE_PLACE.replace("{unit}", "{0}").format
-secret_seed = SECRET_SEED.replace("{unit}", "{0}").format
-add_or_remove = ADD_OR_REMOVE.replace("{unit}", "{0}").replace("{what}", "{1}").format
-
-
-def __getattr__(name: str):
-    import importlib
-
-    return getattr(importlib.import_module("tff_dpftrl.accounting.statement"), name)

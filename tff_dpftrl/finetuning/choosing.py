@@ -26,10 +26,6 @@ from tff_dpftrl.runs import privacy
 CLIP_FACTOR = 0.5
 """The clip norm that is chosen, over the median norm of public users' gradients."""
 
-_POOL_LOOKED_AT = (
-    "The comparison of sampling users with sampling examples used the exact size of the pool."
-)
-
 
 @dataclasses.dataclass(frozen=True)
 class SamplingOptions:
@@ -162,7 +158,7 @@ def _better(
         f"{choice.group_size}, M = {cohort}): the smaller one is taken."
     )
     chosen = _sampled(options, better, public, (*why, said))
-    return dataclasses.replace(chosen, not_covered=(_POOL_LOOKED_AT,))
+    return dataclasses.replace(chosen, not_covered=(sentences.POOL_LOOKED_AT,))
 
 
 def _median(options: SamplingOptions, users: example_sampling.Users) -> group_size.Choice:

@@ -483,7 +483,7 @@ def reportable(
             headline_caveats=() if is_known else (sentences.INITIAL_WEIGHTS,),
             not_covered=(
                 *_not_covered(config["weights_source"], config.get(_UNTRAINED)),
-                run_privacy.METRICS_OF_OWN_MODEL_NOT_COVERED,
+                sentences.EXACT_FIGURES_OF_OWN_MODEL,
             ),
             earlier_runs=runs,
             same_users=same_users,
@@ -611,11 +611,11 @@ def _not_covered(trained_on: str | None, untrained: str | None) -> tuple[str, ..
     """Returns what a statement says of data in the initial weights, and in those never trained."""
     source, said = "not recorded" if trained_on is None else trained_on, ()
     if trained_on != RANDOM:
-        said = (f"What the initial weights were trained on: {source}.",)
+        said = (sentences.DATA_OF_WEIGHTS.format(source=source),)
     if untrained:  # Older runs did not record it.
         if trained_on == RANDOM:
             source = "nothing, they were drawn at random (so the operator says)"
-        said += (f"What was not trained, and has no noise: {untrained}. Computed from: {source}.",)
+        said += (sentences.UNTRAINED.format(untrained=untrained, source=source),)
     return said
 
 

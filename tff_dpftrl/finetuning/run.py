@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tff_dpftrl import validation
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.data import split, tables
 from tff_dpftrl.finetuning import (
     choosing,
@@ -135,7 +136,7 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
                 *not_covered,
                 *chosen.not_covered,
                 *report.not_covered_of_held_out(config.held_out_users),
-                *([] if config.rows_per_owner is None else [_OWNERS_NOT_COVERED]),
+                *([] if config.rows_per_owner is None else [sentences.OWNERS_OF_ROWS]),
             ],
             **({"caveats": list(chosen.caveats)} if chosen.caveats else {}),
             "training_users": len(users),
@@ -274,7 +275,7 @@ def _report(
         known,
         plan,
         unit="step",
-        exact=run_privacy.METRICS_NOT_COVERED,
+        exact=sentences.EXACT_FIGURES_OF_STEPS,
         go_on=opening.resume_command(output, config.data),
         whole=whole,
         figures=lambda: run_privacy.figures_of_steps(known.facts["vocabulary_size"]),
@@ -339,13 +340,6 @@ def _with_figures(
     return run_privacy.with_figures(
         plan, config.metrics_epsilon, share, meets_target=config.target_epsilon is not None
     )
-
-
-_OWNERS_NOT_COVERED = (
-    "Which users own which row, and so which rows were selected to train on: neighbouring data "
-    "sets have the same lists of owners, and differ in the content of all rows that name one user, "
-    "whoever else they name."
-)
 
 
 def _identities(

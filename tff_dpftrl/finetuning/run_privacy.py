@@ -25,21 +25,6 @@ from tff_dpftrl.runs import mechanism_plan, participants, released_metrics
 WHAT_IS_RELEASED = "loss on the users or examples of each step"
 """Words of a statement for the figures that fine-tuning releases."""
 
-_OF_STEPS = (
-    "The loss on the data of a step, how long it took, which grows with them, warnings of "
-    "gradients that are not finite"
-)
-_EXACT = "(in private/ and on the terminal only): exact figures; do not publish them."
-METRICS_NOT_COVERED = (
-    f"{_OF_STEPS}, the figures about the training users' text and the reasons for what was chosen "
-    f"that a run begins with, and the n-gram baselines counted on them {_EXACT}"
-)
-"""Sentence of a statement on the exact figures of fine-tuning on text."""
-METRICS_OF_OWN_MODEL_NOT_COVERED = (
-    f"{_OF_STEPS}, and why a model or its losses were refused {_EXACT}"
-)
-"""Sentence of a statement on the exact figures of a custom model, on any data."""
-
 FinetuningPlan = mechanism_plan.MechanismPlan
 
 SWAMPED = 2.0

@@ -28,25 +28,11 @@ from tff_dpftrl.participation import cohorts, ledger, observed
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import participants, simulated_run
 
-TRAINING_METRICS_NOT_COVERED = (
-    "Loss and accuracy on the training cohorts, the number of users in them and of those whose "
-    "update was dropped, how long a round took, the figures about the training data that a run "
-    "begins with, and the n-gram baselines counted on it (in private/ and on the terminal only): "
-    "exact figures, for simulations; do not publish them."
-)
-"""Sentence of a statement on the exact figures of training on text by cohorts of users."""
-
-EXACT_BESIDE_RELEASED = (
-    "What is in private/ and on the terminal: figures of the training data without the noise that "
-    "the released ones have; do not publish them."
-)
-"""Sentence of a statement whose run releases training metrics within its budget."""
-
 
 def not_covered(exact: str, others: Sequence[parts.Part]) -> str:
     """Returns a statement's sentence on exact figures: `exact`, unless metrics are released."""
     is_released = any(part.name == parts.METRICS for part in others)
-    return EXACT_BESIDE_RELEASED if is_released else exact
+    return sentences.EXACT_BESIDE_RELEASED if is_released else exact
 
 
 SWAMPED = 0.3
@@ -288,7 +274,7 @@ class MechanismPlan:
         """Returns why δ is too large for so many clients, if it is, for the start of a run."""
         if not self.has_guarantee:
             return []
-        said = sentences.large_delta(self.delta, self.num_clients, self.unit_of_privacy)
+        said = statement.large_delta(self.delta, self.num_clients, self.unit_of_privacy)
         return [f"Warning: {reason}" for reason in said]
 
     def noise_to_signal(self, num_parameters: int) -> float:

@@ -278,22 +278,18 @@ class Sampled(Participation):
         if self.pool is None:
             return self.sampling.sentence(unit)
         of_client = strategy_lib.counted(self.pool.of_client, "example")
-        return (
-            f"At most {of_client} of each {unit} were put into a pool, once, at random. "
-            f"{self.cyclic.sentence(unit, sampled='example in the pool')}"
-        )
+        drawn = self.cyclic.sentence(unit, sampled="example in the pool")
+        return sentences.IN_A_POOL.format(of_client=of_client, unit=unit, drawn=drawn)
 
     def says(self, unit: statement.UnitOfPrivacy) -> dict[str, Any]:
         """Returns the sentences of a `statement.SampledClaim`."""
         has_pool = self.pool is not None
         return {
-            "accounting": samplings.OF_A_POOL
-            if has_pool
-            else samplings.SAMPLINGS[self.sampling.kind].sentences,
-            "sampling": f"{self._sentence(unit)} {sentences.drawn_in_one_place(unit)}",
-            "secrecy": sentences.secret_seed(unit),
-            "add_or_remove": sentences.add_or_remove(
-                unit, f"{unit}s and of examples in the pool" if has_pool else f"{unit}s"
+            "accounting": sentences.OF_SAMPLING["pool" if has_pool else self.sampling.kind],
+            "sampling": f"{self._sentence(unit)} {sentences.DRAWN_IN_ONE_PLACE.format(unit=unit)}",
+            "secrecy": sentences.SECRET_SEED.format(unit=unit),
+            "add_or_remove": sentences.ADD_OR_REMOVE.format(
+                unit=unit, what=f"{unit}s and of examples in the pool" if has_pool else f"{unit}s"
             ),
         }
 
@@ -378,10 +374,10 @@ class FedAvgCohorts(Sampled):
     @override
     def says(self, unit: statement.UnitOfPrivacy) -> dict[str, Any]:
         return {
-            "accounting": "Privacy loss distribution of the Poisson-sampled Gaussian mechanism, "
-            "composed over the rounds.",
-            "sampling": f"Every {unit} is in a round's cohort with probability "
-            f"{display.round_up(self.sampling_probability, 6)}, independently of everything else.",
+            "accounting": sentences.SAMPLED_ROUNDS,
+            "sampling": sentences.IN_A_COHORT.format(
+                unit=unit, chance=display.round_up(self.sampling_probability, 6)
+            ),
         }
 
     @override

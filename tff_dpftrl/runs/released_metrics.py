@@ -36,6 +36,7 @@ import numpy as np
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import budget_shares, display, gaussian, parts
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.runs import mechanism_plan, metrics_log, privacy
 
 _DOMAIN = b"tff_dpftrl released metrics 1"
@@ -216,8 +217,7 @@ def part(
         noise = budget_shares.noise_of_round_for_epsilon(rounds, target_epsilon, plan.delta)
     return parts.Part(
         parts.METRICS,
-        f"{what}: sums in which nobody counts for more than an L2 norm of 1, with independent "
-        f"Gaussian noise of standard deviation {display.round_down(noise, 6)} in each round",
+        sentences.FIGURES_OF_ROUNDS.format(what=what, noise=display.round_down(noise, 6)),
         noise_multiplier_of_round=noise,
     )
 
@@ -227,10 +227,9 @@ def _evaluation(mu: float, evaluations: int) -> parts.Part:
     noise = math.sqrt(evaluations) / mu * (1.0 + _SAFETY)
     return parts.Part(
         parts.EVALUATION,
-        f"the same figures of users who are held out by a hash of their id and never train, in "
-        f"{evaluations} evaluations: sums in which nobody counts for more than an L2 norm of 1, "
-        f"with independent Gaussian noise of standard deviation {display.round_down(noise, 6)} in "
-        "each",
+        sentences.FIGURES_OF_HELD_OUT.format(
+            evaluations=evaluations, noise=display.round_down(noise, 6)
+        ),
         rho_zcdp=evaluations / noise * (0.5 / noise),
     )
 

@@ -73,9 +73,8 @@ class SimulatedRun:
     def caveats(self) -> tuple[str, ...]:
         """Returns the caveats that belong to every quote of the simulation's ε or accuracy."""
         return (
-            f"Simulation: its noise is scaled down with its cohorts. With the noise of this one, "
-            f"{self.promise()}; the users of this simulation have only the ε above.",
-            *sentences.delta_caveats(self.delta, self.deployment.population, "user"),
+            sentences.SIMULATION.format(promise=self.promise()),
+            *statement.delta_caveats(self.delta, self.deployment.population, "user"),
         )
 
     def parameters(self) -> dict[str, statement.Scalar]:

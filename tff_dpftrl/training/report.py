@@ -119,7 +119,7 @@ def of_training_run(
         known,
         plan,
         unit="round",
-        exact=mechanism_plan.TRAINING_METRICS_NOT_COVERED,
+        exact=sentences.EXACT_FIGURES,
         go_on=custom_models.resume_command(config.model, output, config.data),
         figures=functools.partial(figures_of, known),
         evaluation=functools.partial(evaluation_of, known),
