@@ -221,8 +221,11 @@ def test_no_noise_is_no_guarantee(capsys):
         (["--group-of", "0"], "group_of must be at least 1"),
         (["--clip-norm-inflation", "0.5"], "clip_norm_inflation"),
         (["--branches", "2"], "--branches and --fork-at need each other"),
-        (["--branches", "0", "--fork-at", "5"], "--branches must be at least 1"),
-        (["--branches", "2", "--fork-at", "1901"], "--fork-at must be at most --rounds 1900"),
+        (["--branches", "0", "--fork-at", "5"], "num_branches must be at least 1"),
+        (
+            ["--branches", "2", "--fork-at", "1901"],
+            "fork_at must be at most 1900, the number of rounds, got 1901",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(extra, message, capsys):
@@ -294,10 +297,10 @@ def test_options_of_mechanisms_do_not_go_with_a_file(tmp_path):
         _run(*common, "--rounds", "20", "--min-sep", "2")
 
 
-@pytest.mark.parametrize("command", ["account", "calibrate"])
+@pytest.mark.parametrize("command", ["account", "plan"])
 def test_a_large_delta_is_warned_of_and_one_is_refused(command, capsys):
     flags = [*_ES_ES]
-    if command == "calibrate":
+    if command == "plan":
         flags[flags.index("--noise-multiplier") : flags.index("--noise-multiplier") + 2] = []
         flags += ["--target-rho", "0.1"]
     for delta, warned in (("1e-10", False), ("1e-3", False), ("2e-3", True)):

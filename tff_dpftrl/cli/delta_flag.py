@@ -9,14 +9,14 @@ from tff_dpftrl import validation
 from tff_dpftrl.accounting import defaults
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Adds --delta."""
+def add(parser: argparse.ArgumentParser, besides: str = "") -> None:
+    """Adds --delta; `besides` follows its default in the help."""
     parser.add_argument(
         "--delta",
         type=float,
         default=defaults.DELTA,
         metavar="D",
-        help="Delta. Default: %(default)s.",
+        help=f"Delta. Default: {defaults.DELTA}{besides}.",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import pathlib
 import shlex
@@ -141,7 +142,7 @@ def add_parser(subparsers) -> None:
     config_flags.add_options(
         parser,
         finetuning_config.FinetuningConfig,
-        besides=training_config.TrainingConfig,
+        without=[field.name for field in dataclasses.fields(training_config.TrainingConfig)],
         condition=" (with --finetune)",
     )
 

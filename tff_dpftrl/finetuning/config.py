@@ -41,7 +41,7 @@ class FinetuningConfig(language_config.TextConfig):
     """Everything that decides what a fine-tuning run does.
 
     Attributes carry their meaning, unit and group in their field metadata, which is what
-    `tff-dpftrl finetune --help` prints. Model and vocabulary are those of `initial_weights`.
+    `tff-dpftrl finetune --help all` prints. Model and vocabulary are those of `initial_weights`.
     """
 
     initial_weights: str | None = _option(
@@ -93,7 +93,7 @@ class FinetuningConfig(language_config.TextConfig):
         "auto",
         "Number of bands of the correlated noise of cyclic, and so of the groups that take turns. "
         "1 is independent noise. auto is the number with the least noise at target_epsilon, which "
-        "finetune-plan shows.",
+        "plan --finetune shows.",
         "privacy",
     )
     min_sep: int | None = _option(
@@ -131,7 +131,7 @@ class FinetuningConfig(language_config.TextConfig):
     group_size_looked_at_users: bool = _option(
         False,
         "Declare that group_size was chosen by looking at the training users: a table of "
-        "finetune-plan, their median, an earlier run. The statement then names the choice among "
+        "plan --finetune, their median, an earlier run. The statement then names the choice among "
         "what is not covered.",
         "fine-tuning",
     )

@@ -138,14 +138,14 @@ class TrainingConfig(language_config.LanguageConfig):
     )
     mechanism: Mechanism = _option(
         "blt",
-        f"Noise: {', '.join(table.runnable())} (see `tff-dpftrl optimize --help`), or none (no "
+        f"Noise: {', '.join(table.runnable())} (see `tff-dpftrl plan --help`), or none (no "
         "clipping, no noise, no privacy). For dp-ftrl, or with a sampling.",
         "privacy",
     )
     strategy: str | None = _option(
         None,
         "Strategy in place of a mechanism that is optimised for the run: a file that `tff-dpftrl "
-        "optimize --output` wrote, or an entry of the zoo of production models, like "
+        "plan --output` wrote, or an entry of the zoo of production models, like "
         "blt-gboard-b400.",
         "privacy",
     )
