@@ -224,7 +224,7 @@ def _way(one: Planned, users: example_sampling.Users, norms: Norms) -> _Way:
         flags += ["--delta", f"{one.asked.delta:.3g}"]
     else:
         facts = dataclasses.asdict(one.asked) | {"noise_multiplier": one.plan.noise_multiplier}
-        facts["sampling_probability"] = one.plan.cyclic.sampling_probability
+        facts["sampling_probability"] = one.plan.participation.cyclic.sampling_probability
         name = f"cyclic, {one.name}, G = {size}, M = {one.asked.units_per_step}"
         flags = ["--sampling", one.asked.sampling, "--bands", str(one.asked.bands), *group]
         flags += ["--cohort", str(one.asked.units_per_step)]
