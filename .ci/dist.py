@@ -60,9 +60,9 @@ def _maths(folder: pathlib.Path) -> list[list[str]]:
     schema = ["--rounds", "200", "--min-sep", "20", "--max-participations", "5"]
     plan = ["--population", "1000000", "--rounds", "200", "--delta", "1e-7"]
     return [
-        ["plan", "--mechanism", "blt", *schema, "--output", str(folder / "blt.json")],
+        ["optimize", "--mechanism", "blt", *schema, "--output", str(folder / "blt.json")],
         ["account", "--mechanism", "blt", *schema, "--noise-multiplier", "5", "--delta", "1e-6"],
-        ["plan", *plan, "--target-epsilon", "4", "--compare", "tree"],
+        ["plan", *plan, "--target-epsilon", "4", "--mechanisms", "tree"],
     ]
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tff_dpftrl.accounting import amplified_banded
-from tff_dpftrl.accounting.amplification import balls_in_bins
+from tff_dpftrl.accounting.amplification import balls_in_bins, min_sep_poisson
 from tff_dpftrl.mechanisms import banded_toeplitz, blt
 
 # Reads a job, draws of both directions' losses, and prints them and the seconds.
@@ -31,8 +31,15 @@ import numpy as np
 from jax_privacy import batch_selection
 from jax_privacy.experimental.monte_carlo import sample_generation as generation
 job = json.load(sys.stdin)
-strategy = batch_selection.BallsInBinsSampling(
-    cycle_length=job["bins"], iterations=job["rounds"])
+if job["sampling"] == "bins":
+    strategy = batch_selection.BallsInBinsSampling(
+        cycle_length=job["stride"], iterations=job["rounds"])
+else:
+    strategy = batch_selection.BMinSepSampling(
+        min_sep=job["stride"], sampling_prob=job["probability"], iterations=job["rounds"],
+        warm_start=True)
+many = {"num_samples": job["samples"]} if job["sampling"] != "bins" else {}
+draws = 1 if many else job["samples"]
 column = np.array(job["column"])
 start = time.process_time()
 losses = []
@@ -40,8 +47,8 @@ for positive in (True, False):
     rng = np.random.default_rng(int(positive))
     losses.append(np.ravel([
         generation.get_privacy_loss_sample(
-            strategy, job["noise"], column, rng, positive_sample=positive)[0]
-        for _ in range(job["samples"])
+            strategy, job["noise"], column, rng, positive_sample=positive, **many)[0]
+        for _ in range(draws)
     ]).tolist())
 json.dump({"losses": losses, "seconds": time.process_time() - start}, sys.stdout)
 """
@@ -79,11 +86,21 @@ def _long_runs() -> None:
             strategy, noise_multiplier=noise, num_rounds=rounds, num_bins=count
         )
 
+    def min_sep():
+        return min_sep_poisson.MinSepPoisson.from_strategy(
+            banded,
+            noise_multiplier=8.0,
+            num_rounds=rounds,
+            min_sep=100,
+            sampling_probability=5e-4,
+        )
+
     for name, run in (
         ("cyclic, 100 groups, 16 bands", cyclic),
         ("100 bins, BLT", lambda: bins(_BLT, 100, 60.0)),
         ("400 bins, BLT", lambda: bins(_BLT, 400, 20.0)),
         ("100 bins, 16 bands", lambda: bins(banded, 100, 20.0)),
+        ("b-min-sep, b = 100, 16 bands", min_sep),
     ):
         epsilon, seconds = _timed(lambda run=run: run().epsilon(1e-8))
         built = run()
@@ -111,16 +128,37 @@ def _beside_the_peer(python: str | None, samples: int, delta: float) -> None:
         f"{'theirs':>8} {'s':>7} {'bound/theirs':>13}"
     )
     banded = banded_toeplitz.BandedToeplitz.fhu(8)
-    rounds, bins = 500, 25
-    for name, strategy, noise in (
-        ("500 rounds, 25 bins, BLT", _BLT, 12.0),
-        ("500 rounds, 25 bins, BLT", _BLT, 4.0),
-        ("500 rounds, 25 bins, 8 bands", banded, 6.0),
-        ("500 rounds, 25 bins, 1 band", banded_toeplitz.BandedToeplitz.fhu(1), 2.0),
+    for name, sampling, strategy, noise, rounds, stride, q in (
+        ("500 rounds, 25 bins, BLT", "bins", _BLT, 12.0, 500, 25, 1.0),
+        ("500 rounds, 25 bins, BLT", "bins", _BLT, 4.0, 500, 25, 1.0),
+        ("500 rounds, 25 bins, 8 bands", "bins", banded, 6.0, 500, 25, 1.0),
+        (
+            "500 rounds, 25 bins, 1 band",
+            "bins",
+            banded_toeplitz.BandedToeplitz.fhu(1),
+            2.0,
+            500,
+            25,
+            1.0,
+        ),
+        ("200 rounds, 8-min-sep, 8 bands", "min-sep", banded, 6.0, 200, 8, 0.05),
+        (
+            "200 rounds, 4-min-sep, 1 band",
+            "min-sep",
+            banded_toeplitz.BandedToeplitz.fhu(1),
+            1.0,
+            200,
+            4,
+            0.02,
+        ),
     ):
-        run = balls_in_bins.BallsInBins.from_strategy(
-            strategy, noise_multiplier=noise, num_rounds=rounds, num_bins=bins
-        )
+        common = {"noise_multiplier": noise, "num_rounds": rounds}
+        if sampling == "bins":
+            run = balls_in_bins.BallsInBins.from_strategy(strategy, num_bins=stride, **common)
+        else:
+            run = min_sep_poisson.MinSepPoisson.from_strategy(
+                strategy, min_sep=stride, sampling_probability=q, **common
+            )
         bound, seconds = _timed(lambda run=run: run.epsilon(delta))
         start = time.process_time()
         ours = run.estimate(delta, samples, 0)
@@ -130,8 +168,10 @@ def _beside_the_peer(python: str | None, samples: int, delta: float) -> None:
         )
         if python:
             job = {
+                "sampling": sampling,
                 "rounds": rounds,
-                "bins": bins,
+                "stride": stride,
+                "probability": q,
                 "noise": noise,
                 "column": np.trim_zeros(strategy.strategy_matrix(rounds)[:, 0], "b").tolist(),
                 "samples": samples,

@@ -49,18 +49,18 @@ def test_every_command_and_the_library_agree(name, capsys):
     found["account"] = _command(capsys, "account", which, *_FLAGS, noise, delta)["epsilon"]
 
     target = f"--target-epsilon={expected!r}"
-    calibrated = _command(capsys, "plan", which, *_FLAGS, target, delta)
+    calibrated = _command(capsys, "calibrate", which, *_FLAGS, target, delta)
     assert calibrated["noise_multiplier"] == pytest.approx(_NOISE, rel=1e-9)
     again = f"--noise-multiplier={calibrated['noise_multiplier']!r}"
     found["calibrate"] = _command(capsys, "account", which, *_FLAGS, again, delta)["epsilon"]
 
     vary = ["--vary=rounds", f"--values={_ROUNDS}"]
-    (point,) = _command(capsys, "plan", "--compare", name, *_FLAGS, *vary)
+    (point,) = _command(capsys, "compare", name, *_FLAGS, *vary)
     found["compare"] = gaussian.epsilon(point["sensitivity"] / _NOISE, _DELTA)
 
     if table.MECHANISMS[name].runnable:
         population = [f"--population={_POPULATION}", f"--rounds={_ROUNDS}"]
-        goal = [f"--report-goals={_GOAL}", f"--compare={name}"]
+        goal = [f"--report-goals={_GOAL}", f"--mechanisms={name}"]
         (plan,) = _command(capsys, "plan", *population, *goal, target, delta)["plans"]
         assert plan["noise_multiplier"] == pytest.approx(_NOISE, rel=1e-9)
         found["plan"] = plan["epsilon"]

@@ -49,12 +49,12 @@ if TYPE_CHECKING:
         dp_ftrl_statement,
         sampled_statement,
     )
-    from tff_dpftrl.aggregators.check_process import check_process
-    from tff_dpftrl.aggregators.dp_ftrl import (
-        DPFTRLFactory,
+    from tff_dpftrl.aggregators.adaptive_clipping import (
+        AdaptiveDPFTRLFactory,
         build_adaptive_dp_ftrl_aggregator,
-        build_dp_ftrl_aggregator,
     )
+    from tff_dpftrl.aggregators.check_process import check_process
+    from tff_dpftrl.aggregators.dp_ftrl import DPFTRLFactory, build_dp_ftrl_aggregator
     from tff_dpftrl.aggregators.dp_query import DPFTRLAverageQuery, DPFTRLSumQuery
     from tff_dpftrl.aggregators.sampled_gaussian import SampledGaussianFactory
     from tff_dpftrl.aggregators.secagg import (
@@ -170,6 +170,7 @@ __all__ = [
     "build_secagg_dp_ftrl_aggregator",
     "DPFTRLFactory",
     "SecAggFactory",
+    "AdaptiveDPFTRLFactory",
     "SampledGaussianFactory",
     "WeightedFactory",
     "DPFTRLAverageQuery",
@@ -267,10 +268,11 @@ _MODULE_OF = {
     "dp_ftrl_statement": "accounting.statement",
     "sampled_statement": "accounting.statement",
     "build_dp_ftrl_aggregator": "aggregators.dp_ftrl",
-    "build_adaptive_dp_ftrl_aggregator": "aggregators.dp_ftrl",
+    "build_adaptive_dp_ftrl_aggregator": "aggregators.adaptive_clipping",
     "build_secagg_dp_ftrl_aggregator": "aggregators.secagg",
     "SecAggFactory": "aggregators.secagg",
     "DPFTRLFactory": "aggregators.dp_ftrl",
+    "AdaptiveDPFTRLFactory": "aggregators.adaptive_clipping",
     "SampledGaussianFactory": "aggregators.sampled_gaussian",
     "WeightedFactory": "aggregators.weighted",
     "DPFTRLAverageQuery": "aggregators.dp_query",

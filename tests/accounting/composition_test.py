@@ -40,6 +40,16 @@ def _epsilon(mu):
     return high
 
 
+def test_rounds_of_b_min_sep_sampling_are_no_sampled_steps():
+    pair = mixture_of_gaussians.uls(2.0, 0.02)
+    parameters = {"noise_multiplier": 2.0, "sampling_probability": 0.02, "num_rounds_charged": 100}
+    epsilon = mixture_of_gaussians.epsilon(pair, num_steps=100, delta=_DELTA)
+    steps = composition.SampledSteps.of_statement(parameters, epsilon, _DELTA)
+    assert steps is not None and steps.num_steps == 100
+    other = {**parameters, "sampling": "b-min-sep", "min_sep": 5}
+    assert composition.SampledSteps.of_statement(other, epsilon, _DELTA) is None
+
+
 def test_gaussian_mechanisms_are_one_with_the_root_of_the_summed_squares():
     mus = [0.3, 0.7, 1.1]
     total = composition.compose([_gaussian(str(mu), mu) for mu in mus])

@@ -62,6 +62,17 @@ def test_bins_are_as_many_as_give_the_clients_of_a_round():
     assert 4.0 * (1 - 3e-3) <= plan.epsilon <= 4.0
 
 
+def test_rounds_of_b_min_sep_expect_as_many_clients():
+    run = {**_RUN, "num_rounds": 40}
+    plans = sampled_plans.make_plans("b-min-sep", report_goals=(200,), **run)
+    assert len(plans) == 3
+    for plan in plans:
+        assert 4.0 * (1 - 3e-3) <= plan.epsilon <= 4.0
+        # A client who has come waits for min_sep - 1 rounds: shares of the stationary state.
+        q, b = plan.sampling.sampling_probability, plan.sampling.min_sep
+        assert q / (1 + (b - 1) * q) == pytest.approx(0.25)
+
+
 @pytest.mark.parametrize(
     "wrong, message",
     [

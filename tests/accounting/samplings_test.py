@@ -16,7 +16,7 @@ from tff_dpftrl.accounting import (
     neighbours,
     samplings,
 )
-from tff_dpftrl.accounting.amplification import balls_in_bins
+from tff_dpftrl.accounting.amplification import balls_in_bins, min_sep_poisson
 from tff_dpftrl.mechanisms import banded_toeplitz, identity, tree
 from tff_dpftrl.participation import sampling
 
@@ -118,6 +118,17 @@ def test_bins_are_accounted_for_by_their_mixture():
     assert run.epsilon(_DELTA) == own.epsilon(_DELTA)
     # The bin that has most to tell, if it is known: three rounds.
     assert run.known_mu == pytest.approx(math.sqrt(3 * 1.25) / 6.0)
+
+
+def test_b_min_sep_is_that_of_its_module():
+    strategy = banded_toeplitz.BandedToeplitz((1.0, 0.5))
+    options = {"sampling_probability": 0.05, "min_sep": 3}
+    run = _run("b-min-sep", strategy, 3.0, 30, **options)
+    own = min_sep_poisson.MinSepPoisson.from_strategy(
+        strategy, noise_multiplier=3.0, num_rounds=30, **options
+    )
+    assert run.epsilon(_DELTA) == own.epsilon(_DELTA)
+    assert run.known_mu == pytest.approx(math.sqrt(10 * 1.25) / 3.0)
 
 
 @pytest.mark.parametrize("known_mu", [0.31, 1.0])

@@ -9,13 +9,7 @@ import warnings
 
 import pytest
 
-from tff_dpftrl.accounting import (
-    display,
-    guarantee,
-    parts,
-    statement,
-    statement_text,
-)
+from tff_dpftrl.accounting import display, guarantee, parts, statement, statement_text
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.mechanisms import tree
@@ -81,7 +75,7 @@ def test_caveats_on_arithmetic_follow_the_generator_of_the_noise():
         ((False,), [sentences.ROUNDED_CORRELATION]),
         ((True, True), [sentences.ROUNDED_BY_PARTIES]),
     ):
-        generator = {sentences.NOISE_GENERATOR: statement.noise_generator(*arguments)}
+        generator = {sentences.NOISE_GENERATOR: sentences.noise_generator(*arguments)}
         built = _statement(parameters=generator)
         assert [one for one in built.caveats if one not in usual.caveats] == caveats
         assert sentences.FLOATING_POINT not in built.caveats
@@ -300,11 +294,11 @@ def test_a_delta_under_which_somebody_may_lose_all_stands_under_the_headline(num
 
 
 def test_the_caveat_of_a_delta_rounds_up_what_may_happen_and_down_what_helps():
-    (said,) = statement.delta_caveats(9.66e-5, 1500, "user")  # 0.1449; 1 - (1 - δ)^1500 = 0.1349.
+    (said,) = sentences.delta_caveats(9.66e-5, 1500, "user")  # 0.1449; 1 - (1 - δ)^1500 = 0.1349.
     assert "the 1500 users is 0.15: " in said and "with probability 0.14. " in said
     assert said.endswith("Choose a δ below 6e-05.")  # 6.9e-05 would have the caveat again.
-    assert statement.delta_caveats(6.9e-5, 1500, "user")
-    assert not statement.delta_caveats(6e-5, 1500, "user")
+    assert sentences.delta_caveats(6.9e-5, 1500, "user")
+    assert not sentences.delta_caveats(6e-5, 1500, "user")
 
 
 def test_delta_is_rounded_up():

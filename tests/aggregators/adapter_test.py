@@ -22,7 +22,7 @@ _COMMON = {"noise_multiplier": 0.7, "clients_per_round": 3, "deterministic_seed"
 _UNWEIGHTED = {
     "fixed": aggregators.build_dp_ftrl_aggregator(_BLT, clip_norm=1.5, **_COMMON),
     "per-layer": aggregators.build_dp_ftrl_aggregator(
-        _BLT, clip_norm=aggregators.PerLayerClipping(1.5), **_COMMON
+        _BLT, clipping=aggregators.PerLayerClipping(1.5), **_COMMON
     ),
     "adaptive": aggregators.build_adaptive_dp_ftrl_aggregator(
         _BLT,

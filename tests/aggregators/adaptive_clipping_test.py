@@ -11,9 +11,10 @@ import pytest
 import tensorflow_federated as tff
 
 from tff_dpftrl import aggregators, validation
-from tff_dpftrl.aggregators import dp_ftrl
+from tff_dpftrl.aggregators import adaptive_clipping
 from tff_dpftrl.mechanisms import blt, identity, noise_split, restarts, tree
-from tff_dpftrl.private_round import adaptive_clipping, gaussians, seeds
+from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
+from tff_dpftrl.private_round import gaussians, seeds
 
 _BLT = blt.Blt((0.99, 0.8), (0.05, 0.2))
 _VECTOR = tff.TensorType(np.float32, [2])
@@ -184,7 +185,7 @@ def test_count_noise_is_c_inverse_of_the_draws_of_its_own_stream():
         deterministic_seed=seed,
     ).create(tff.TensorType(np.float32))
     outputs = _run(process, [[]] * num_rounds)
-    stream = seeds.derive(seeds.root_seed(seed), adaptive_clipping.COUNT_STREAM)
+    stream = seeds.derive(seeds.root_seed(seed), adaptive_clipping_lib.COUNT_STREAM)
     tensor = seeds.derive(seeds.derive(stream, 0), 0)
     draws = [float(gaussians.normal(seeds.derive(tensor, t), 1)[0]) for t in range(num_rounds)]
     expected = 0.5 + stddev / m * np.linalg.solve(_BLT.strategy_matrix(num_rounds), draws)
@@ -283,7 +284,7 @@ def test_state_resumes_and_the_estimate_stays_in_the_safe_range():
     ).create(tff.TensorType(np.float32))
     (output,) = _run(process, [_scalars(1.0, 1.0)])
     state = output.state
-    assert isinstance(state, dp_ftrl.AdaptiveDPFTRLState)
+    assert isinstance(state, adaptive_clipping.AdaptiveDPFTRLState)
     assert state.round_index == 1
     np.testing.assert_allclose(state.clip.active, validation.MIN_CLIP_NORM)
     assert np.isfinite(process.next(state, _scalars(1.0)).result)

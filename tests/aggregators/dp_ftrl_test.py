@@ -79,7 +79,8 @@ def test_updates_are_clipped_together():
 def test_layers_are_clipped_on_their_own():
     process = _build(
         noise_multiplier=0.0,
-        clip_norm=clipping.PerLayerClipping.from_layer_norms((3.0, 4.0)),
+        clip_norm=None,
+        clipping=clipping.PerLayerClipping.from_layer_norms((3.0, 4.0)),
         clients_per_round=1,
     ).create(tff.to_type([(np.float32, [2]), (np.float32, [2])]))
     (output,) = _run(process, [[[np.float32([30, 0]), np.float32([1, 1])]]])
@@ -119,11 +120,21 @@ def test_measurements_of_the_inner_sum_are_passed_on():
             first=tff.federated_map(tff.tensorflow.computation(lambda x: x["a"][0]), total)
         ),
     )
-    counting_sum.contribution_norm = 100.0
-    process = _build(clip_norm=100.0, sum_factory=counting_sum).create(_NESTED)
+    process = _build(clip_norm=100.0, sum_factory=counting_sum, encoded_norm=100.0).create(_NESTED)
     (output,) = _run(process, [[_nested(1.0), _nested(2.0)]])
     assert set(output.measurements) == {"clip_norm", "noise_stddev", "first"}
     assert output.measurements["first"] == 3.0
+
+
+def test_noise_follows_the_norm_after_encoding():
+    plain = _build(deterministic_seed=1, clients_per_round=1).create(tff.TensorType(np.float32))
+    wider = _build(deterministic_seed=1, clients_per_round=1, encoded_norm=1.5).create(
+        tff.TensorType(np.float32)
+    )
+    (a,), (b,) = _run(plain, [[]]), _run(wider, [[]])
+    np.testing.assert_allclose(b.result, 1.5 * a.result, rtol=1e-6)
+    with pytest.raises(ValueError, match="encoded_norm must be a finite number, at least 1"):
+        _build(encoded_norm=0.9)
 
 
 def test_two_initialisations_share_no_noise():
@@ -222,12 +233,15 @@ def test_unusable_arguments_are_refused(name, value):
         _build(**{name: value})
 
 
-def test_rules_of_clipping_that_do_not_fit_are_refused():
+def test_one_way_to_say_how_updates_are_clipped():
     per_layer = clipping.PerLayerClipping.from_layer_norms((1.0, 1.0))
+    for arguments in ({"clipping": per_layer}, {"clip_norm": None}):
+        with pytest.raises(ValueError, match="either clip_norm or clipping"):
+            _build(**arguments)
     with pytest.raises(ValueError, match="2 entries, but an update has 3 tensors"):
-        _build(clip_norm=per_layer).create(_NESTED)
+        _build(clip_norm=None, clipping=per_layer).create(_NESTED)
     with pytest.raises(ValueError, match="noise of different rounds is correlated"):
-        _build(clip_norm=clipping.FlatClipping([1.0, 0.5]))
+        _build(clip_norm=None, clipping=clipping.FlatClipping([1.0, 0.5]))
 
 
 @pytest.mark.parametrize("strategy", ["blt", None, blt.Blt])

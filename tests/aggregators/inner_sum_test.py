@@ -11,7 +11,6 @@ from tff_dpftrl import aggregators
 from tff_dpftrl.aggregators import inner_sum, secagg_sum
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import identity
-from tff_dpftrl.private_round import clipping, fixed_clip
 
 _STEP = 0.5
 _PAIR = tff.TensorType(np.float32, [2])
@@ -66,17 +65,18 @@ def _secagg_sum(clip_norm=1.0):
 
 @pytest.mark.parametrize("factory", [_Quantised(), _MySum()], ids=["quantised", "subclass"])
 def test_undeclared_sums_are_refused_with_the_remedy(factory):
-    for build in (_fixed, _adaptive):
-        with pytest.raises(ValueError, match="attribute contribution_norm, the largest norm"):
-            build(sum_factory=factory)
+    with pytest.raises(ValueError, match="Give encoded_norm, the largest norm"):
+        _fixed(sum_factory=factory)
+    with pytest.raises(ValueError, match="Give unit_inflation, the largest norm"):
+        _adaptive(sum_factory=factory)
 
 
 def test_noise_covers_what_a_quantised_client_contributes():
     # A client of norm 1 becomes one of norm √2: half as private as charged until now.
-    quantised = _fixed(
-        sum_factory=_Quantised(2**0.5), deterministic_seed=3, report_non_finite_clients=True
-    )
-    process = quantised.create(_PAIR)
+    quantised = _fixed(sum_factory=_Quantised(), encoded_norm=2**0.5)
+    process = _fixed(
+        sum_factory=_Quantised(np.sqrt(2)), deterministic_seed=3, report_non_finite_clients=True
+    ).create(_PAIR)
     state = process.initialize()
     without = process.next(state, []).result
     added = process.next(state, [np.float32([0.6, 0.8])]).result - without
@@ -84,16 +84,19 @@ def test_noise_covers_what_a_quantised_client_contributes():
     assert moved == pytest.approx(np.sqrt(2), rel=1e-6)
     assert process.next(state, []).measurements["noise_stddev"] == pytest.approx(np.sqrt(2))
     assert quantised.private_round.encoded_norm == 2**0.5
+    with pytest.raises(ValueError, match="encoded_norm must be a finite number, at least 1.41"):
+        _fixed(sum_factory=_Quantised(np.sqrt(2)), encoded_norm=1.0)
 
 
 def test_adaptive_clipping_hands_over_units_and_covers_the_inflation():
-    factory = _adaptive(sum_factory=_Quantised(1.5))
+    factory = _adaptive(sum_factory=_Quantised(), unit_inflation=1.5)
     assert factory.private_round.unit_inflation == 1.5
     process = factory.create(_PAIR)
     output = process.next(process.initialize(), [])
     assert output.measurements["noise_stddev"] == pytest.approx(
         factory.private_round.update_noise_multiplier * 1.5 * 4.0
     )
+    assert _adaptive(sum_factory=_Quantised(1.5)).private_round.unit_inflation == 1.5
     assert _adaptive(sum_factory=tff.aggregators.SumFactory()).private_round.unit_inflation is None
 
 
@@ -103,6 +106,8 @@ def test_our_secure_sums_declare_themselves():
     assert _adaptive(sum_factory=_secagg_sum()).private_round.unit_inflation == encoding.inflation
     # A grid for smaller updates clips them anew, which does not lower what is charged.
     assert _fixed(sum_factory=_secagg_sum(1e-3)).private_round.encoded_norm == 1.0
+    with pytest.raises(ValueError, match="encoded_norm must be a finite number, at least 2"):
+        _fixed(sum_factory=_secagg_sum(2.0), encoded_norm=1.5)
 
 
 @pytest.mark.parametrize("declared", [np.nan, -1.0, 0.0, np.inf, "x"])
@@ -114,6 +119,8 @@ def test_a_declared_norm_has_to_be_one(declared):
             build(sum_factory=factory)
     with pytest.raises(ValueError, match="contribution_norm of _Quantised must be a finite"):
         _adaptive(count_sum_factory=factory)
+    with pytest.raises(ValueError, match="contribution_norm of _Quantised must be a finite"):
+        _fixed(sum_factory=factory, encoded_norm=2.0)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.int32])
@@ -150,15 +157,9 @@ def test_sums_survive_what_float32_would_drop():
     assert process.next(process.initialize(), values).result == 1.0
 
 
-@pytest.mark.parametrize("build", [_fixed, _adaptive])
-def test_a_factory_checks_round_against_sum(build):
-    with pytest.raises(ValueError, match="must have noise for a contribution of norm 1.5"):
-        aggregators.DPFTRLFactory(build().private_round, sum_factory=_Quantised(1.5))
-
-
-def test_a_plain_sum_has_no_noise_of_parties():
-    private_round = fixed_clip.FixedClipRound(
-        identity.Identity(), clipping=clipping.FlatClipping(1.0), noise_parties=2, **_NOISE
-    )
-    with pytest.raises(ValueError, match="noise_parties=2.*nobody would add any"):
-        aggregators.DPFTRLFactory(private_round)
+def test_a_factory_checks_round_against_sum():
+    loose = inner_sum.InnerSum.of(_Quantised(), 1.0, stated_norm=1.5)
+    with pytest.raises(ValueError, match="encoded_norm must be at least 1.5"):
+        aggregators.DPFTRLFactory(_fixed().private_round, inner_sum=loose)
+    with pytest.raises(ValueError, match="unit_inflation must be at least 1.5"):
+        aggregators.AdaptiveDPFTRLFactory(_adaptive().private_round, inner_sum=loose)

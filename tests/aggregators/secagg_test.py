@@ -9,12 +9,12 @@ import tensorflow_federated as tff
 
 from tests.aggregators import nested_update
 from tff_dpftrl import execution, validation
-from tff_dpftrl.aggregators import dp_ftrl, secagg
+from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, secagg
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.execution import tff_names
 from tff_dpftrl.mechanisms import blt, identity, restarts
 from tff_dpftrl.participation import schema as schema_lib
-from tff_dpftrl.private_round import adaptive_clipping
+from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
 
 _CLIP_NORM = 2.0
 _ENCODING = grid.for_bits(nested_update.DIM, 5, 16)
@@ -97,7 +97,7 @@ def _adaptive(encoding, strategy, count_stddev=None, **kwargs):
     arguments = {
         "noise_multiplier": 0.0,
         "clients_per_round": 4,
-        "clipping": adaptive_clipping.AdaptiveClipping(
+        "clipping": adaptive_clipping_lib.AdaptiveClipping(
             _CLIP_NORM,
             clip_learning_rate=1.0,
             clipped_count_stddev=count_stddev,
@@ -105,7 +105,7 @@ def _adaptive(encoding, strategy, count_stddev=None, **kwargs):
         ),
         "deterministic_seed": 11,
     } | kwargs
-    plain = dp_ftrl.build_adaptive_dp_ftrl_aggregator(strategy, **arguments)
+    plain = adaptive_clipping.build_adaptive_dp_ftrl_aggregator(strategy, **arguments)
     clipping = arguments.pop("clipping")
     secure = secagg.build_secagg_dp_ftrl_aggregator(
         strategy, clip_norm=clipping, encoding=encoding, **arguments
@@ -200,7 +200,7 @@ _BUILDERS = {
     ),
     "adaptive": lambda **more: secagg.build_secagg_dp_ftrl_aggregator(
         restarts.Restarted(_BLT, (0, 2)),
-        clip_norm=adaptive_clipping.AdaptiveClipping(_CLIP_NORM, clipped_count_stddev=9.0),
+        clip_norm=adaptive_clipping_lib.AdaptiveClipping(_CLIP_NORM, clipped_count_stddev=9.0),
         **_ARGUMENTS | more,
     ),
 }
@@ -254,7 +254,7 @@ def test_it_warns_once_of_expensive_clipping():
     with pytest.warns(adaptive_clipping.ExpensiveClippingWarning) as caught:
         factory = secagg.build_secagg_dp_ftrl_aggregator(
             restarts.Restarted(_BLT, (0, 2)),
-            clip_norm=adaptive_clipping.AdaptiveClipping(1.0, clipped_count_stddev=0.6),
+            clip_norm=adaptive_clipping_lib.AdaptiveClipping(1.0, clipped_count_stddev=0.6),
             **_ARGUMENTS,
         )
         factory.create(nested_update.TYPE)

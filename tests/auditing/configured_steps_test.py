@@ -31,6 +31,7 @@ def _audit(toy, num_users=40, **options):
         {"sampling": "auto", "compute_budget": 64, "target_epsilon": 4.0},
         {**_TURNS, "sampling": "cyclic", "bands": 2},
         {**_TURNS, "sampling": "bins"},
+        {**_TURNS, "sampling": "b-min-sep", "bands": 2},
         {"clip_norm": None, "normalised_clipping": False, "iterate_averaging": 0.9},
     ],
     ids=str,
@@ -86,8 +87,8 @@ def test_a_third_of_the_noise_is_found(toy, monkeypatch):
 
 @pytest.mark.slow
 def test_a_larger_clip_norm_is_found(toy, monkeypatch):
-    def sums(model, rows_per_unit, **_):
-        exact = clipped_sums.looped(clipped_sums.language_rows(model))
+    def sums(model, rows_per_unit, *, normalised=False, **_):
+        exact = clipped_sums.looped(clipped_sums.language_rows(model), normalised=normalised)
         return lambda weights, rows, splits, clip: exact(weights, rows, splits, 2.0 * clip)
 
     monkeypatch.setattr(ghost, "fastest_clipped_sum", sums)

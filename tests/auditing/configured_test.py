@@ -44,6 +44,7 @@ def test_a_config_that_promises_nothing_is_refused():
         {"algorithm": "dp-fedavg"},
         {"algorithm": "dp-fedavg", "sampling": "cyclic", "mechanism": "bandtoep", "bands": 4},
         {"algorithm": "dp-fedavg", "sampling": "bins", "mechanism": "blt"},
+        {"algorithm": "dp-fedavg", "sampling": "b-min-sep", "mechanism": "bandtoep", "bands": 4},
         {"algorithm": "dp-fedsgd", "per_layer_clipping": True},
     ],
     ids=str,

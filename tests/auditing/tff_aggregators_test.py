@@ -14,12 +14,13 @@ import tff_dpftrl
 from tests.auditing import planted_bugs, tff_cases
 from tests.fixed_seeds import fixed_seeds  # noqa: F401
 from tff_dpftrl import execution
-from tff_dpftrl.aggregators import dp_ftrl
+from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl
 from tff_dpftrl.auditing import aggregator as aggregator_lib
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import mechanism as mechanism_lib
 from tff_dpftrl.auditing import playing, probes, tff_aggregators
-from tff_dpftrl.private_round import adaptive_clipping, clipping, fixed_clip
+from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
+from tff_dpftrl.private_round import clipping, fixed_clip
 
 _TYPE = tff.to_type(
     collections.OrderedDict(b=tff.TensorType(np.float32, [2]), a=tff.TensorType(np.float64, [1, 2]))
@@ -52,8 +53,8 @@ def _secure():
 
 _FACTORIES = {
     "BLT": lambda: dp_ftrl.DPFTRLFactory(planted_bugs.fixed(fixed_clip.FixedClipRound)),
-    "adaptive": lambda: dp_ftrl.DPFTRLFactory(
-        planted_bugs.adaptive(adaptive_clipping.AdaptiveClipRound)
+    "adaptive": lambda: adaptive_clipping.AdaptiveDPFTRLFactory(
+        planted_bugs.adaptive(adaptive_clipping_lib.AdaptiveClipRound)
     ),
     "secure sum": _secure,
     "sampled": lambda: tff_dpftrl.SampledGaussianFactory(
@@ -74,14 +75,13 @@ def test_numbers_of_a_factory_are_those_of_the_aggregation(name):
 
 
 def test_a_factory_with_foreign_parts_is_not_ours():
-    sum_factory = tff.aggregators.clipping_factory(1.0, tff.aggregators.SumFactory())
-    sum_factory.contribution_norm = 1.0
     foreign = tff_dpftrl.build_dp_ftrl_aggregator(
         tff_dpftrl.Identity(),
         noise_multiplier=1.0,
         clients_per_round=1,
         clip_norm=1.0,
-        sum_factory=sum_factory,
+        sum_factory=tff.aggregators.clipping_factory(1.0, tff.aggregators.SumFactory()),
+        encoded_norm=1.0,
     )
     assert not mechanism_lib.is_ours(foreign)
     assert mechanism_lib.Mechanism.of(tff.aggregators.SumFactory()) is None

@@ -148,8 +148,15 @@ def test_dp_sgd_needs_no_mechanism_and_no_separation(capsys):
     assert "where the data of a user are replaced by other data (the privacy loss" in text
 
 
-def test_bins_are_below_samples_that_are_known(capsys):
-    flags = ["bins", "--bins", "4", "--mechanism", "bandfhu", "--bands", "2"]
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["bins", "--bins", "4", "--mechanism", "bandfhu", "--bands", "2"],
+        ["b-min-sep", "--min-sep", "4", "--sampling-probability", "0.1", "--mechanism", "identity"],
+    ],
+    ids=lambda flags: flags[0],
+)
+def test_every_other_sampling_is_below_samples_that_are_known(flags, capsys):
     run = ["--noise-multiplier", "3", "--rounds", "12", "--delta", "1e-5", "--sampling"]
     report = _json(capsys, *run, *flags)
     assert report["sampling"] == flags[0]
@@ -221,11 +228,8 @@ def test_no_noise_is_no_guarantee(capsys):
         (["--group-of", "0"], "group_of must be at least 1"),
         (["--clip-norm-inflation", "0.5"], "clip_norm_inflation"),
         (["--branches", "2"], "--branches and --fork-at need each other"),
-        (["--branches", "0", "--fork-at", "5"], "num_branches must be at least 1"),
-        (
-            ["--branches", "2", "--fork-at", "1901"],
-            "fork_at must be at most 1900, the number of rounds, got 1901",
-        ),
+        (["--branches", "0", "--fork-at", "5"], "--branches must be at least 1"),
+        (["--branches", "2", "--fork-at", "1901"], "--fork-at must be at most --rounds 1900"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(extra, message, capsys):
@@ -252,7 +256,7 @@ def test_an_estimate_stands_beside_the_bound(capsys):
 @pytest.mark.parametrize(
     "extra, message",
     [
-        (["--estimate-draws", "5000"], "--estimate-draws is for --sampling bins, whose"),
+        (["--estimate-draws", "5000"], "--estimate-draws is for --sampling bins or b-min-sep"),
         (["--mechanism", "tree"], "poisson is accounted for with independent noise only"),
         (["--sampling-groups", "3"], "--sampling-groups is not for --sampling poisson"),
         (["--sampling-probability", "1.5"], "sampling_probability must be"),
@@ -297,10 +301,10 @@ def test_options_of_mechanisms_do_not_go_with_a_file(tmp_path):
         _run(*common, "--rounds", "20", "--min-sep", "2")
 
 
-@pytest.mark.parametrize("command", ["account", "plan"])
+@pytest.mark.parametrize("command", ["account", "calibrate"])
 def test_a_large_delta_is_warned_of_and_one_is_refused(command, capsys):
     flags = [*_ES_ES]
-    if command == "plan":
+    if command == "calibrate":
         flags[flags.index("--noise-multiplier") : flags.index("--noise-multiplier") + 2] = []
         flags += ["--target-rho", "0.1"]
     for delta, warned in (("1e-10", False), ("1e-3", False), ("2e-3", True)):

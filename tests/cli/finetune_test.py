@@ -92,7 +92,7 @@ def test_bad_input_gets_one_line(toy, tmp_path, capsys, flags, message):
 
 def test_help_says_how_few_users_an_evaluation_may_be_of(capsys):
     with pytest.raises(SystemExit):
-        main.main(["finetune", "--help", "all"])
+        main.main(["finetune", "--help"])
     said = " ".join(capsys.readouterr().out.split())
     assert "each with all examples, until there are twice as many" in said
 

@@ -26,8 +26,12 @@ _COMMANDS = (
     "audit",
     "predict",
     "export",
+    "optimize",
+    "compare",
     "account",
+    "calibrate",
     "plan",
+    "finetune-plan",
     "device",
     "fleet",
 )
@@ -78,12 +82,6 @@ def test_an_unknown_command_is_one_line_with_the_nearest_one(command, near, caps
     assert line.startswith("tff-dpftrl: unknown command") and near in line
 
 
-@pytest.mark.parametrize("command", ["calibrate", "compare", "finetune-plan", "optimize"])
-def test_a_command_that_moved_says_what_to_type(command, capsys):
-    (line,) = _errors([command, "--rounds", "9"], capsys).splitlines()
-    assert line.startswith(f"tff-dpftrl: {command} is a part of plan: type tff-dpftrl plan ")
-
-
 @pytest.mark.parametrize("command", _COMMANDS)
 def test_an_unknown_flag_is_one_line_that_names_the_command(command, capsys):
     (line,) = _errors([command, "--wobble", "3"], capsys).splitlines()
@@ -113,7 +111,7 @@ _LATE = [
     ("train --resume --output none", "tensorflow matplotlib"),
     ("sweep --over seed=0:2 --data none.jsonl --output new", "tensorflow matplotlib"),
     ("sweep --finetune --over seed=0:2 --data none.jsonl --output new", "tensorflow matplotlib"),
-    ("plan --finetune --data none.jsonl --initial-weights none --target-epsilon 8", "tensorflow"),
+    ("finetune-plan --data none.jsonl --initial-weights none --target-epsilon 8", "tensorflow"),
     ("finetune --data none.jsonl --output new", "tensorflow matplotlib"),
     ("predict none --history none.txt", "tensorflow"),
     ("export none --output new", "tensorflow"),
@@ -130,7 +128,7 @@ _LATE = [
     ("device --examples none --server-bundle none", f"{_PROTOCOL} grpc"),
     ("fleet --data none.jsonl", f"{_PROTOCOL} grpc"),
     ("noise-party --folder none", _PROTOCOL),
-    ("plan --compare tree --vary min-sep --values 2 --rounds 8 --min-sep 2 --plot x", "matplotlib"),
+    ("compare tree --vary min-sep --values 2 --rounds 8 --min-sep 2 --png new.png", "matplotlib"),
     ("plan --population 9 --rounds 4 --target-epsilon 8 --plot new.png", "matplotlib"),
 ]
 
@@ -161,7 +159,7 @@ def test_what_a_command_comes_to_need_is_asked_for_before_anything_is_read(
         ("task report none", "plots,server"),
         ("serve --population p --task none --store new", "server"),
         ("device --examples none --server none", "devices"),
-        ("plan --population 9 --rounds 4 --target-epsilon 8 --plot new.png", "plots"),
+        ("compare tree --vary min-sep --values 2 --rounds 8 --min-sep 2 --png new.png", "plots"),
     ],
 )
 def test_one_command_installs_all_that_is_missing(arguments, extra, monkeypatch, capsys):
@@ -190,7 +188,7 @@ def test_extras_have_the_packages_that_errors_say_they_have():
         # Also if what is required is missing, perhaps because it is misspelt.
         (["train", "--outptu", "x"], "--output"),
         (["train", "--output=x", "--min_sep=3"], "--min-sep"),
-        (["plan", "--mechansim", "blt"], "--mechanism"),
+        (["calibrate", "--mechansim", "blt"], "--mechanism"),
     ],
 )
 def test_a_misspelt_flag_is_recognised(arguments, meant, capsys):
@@ -253,11 +251,9 @@ def test_no_other_option_can_take_what_a_command_is_about():
 @pytest.mark.parametrize(
     "arguments, named",
     [
-        ("plan", "--population --mechanism --compare --finetune"),
-        ("plan --finetune", "--target-epsilon --data"),
-        ("plan --finetune --population=9 --steps 3", "--target-epsilon"),
-        ("plan --sampling poisson --delta .1", "--rounds --target-epsilon"),
-        ("plan --mechanism tree --target-eps 3", "--rounds --min-sep-gap"),
+        ("finetune-plan", "--target-epsilon --data"),
+        ("finetune-plan --users=9 --steps 3", "--target-epsilon"),
+        ("calibrate --target-eps 3", "--rounds --mechanism --min-sep-gap"),
         ("fleet --server a:1", "--server-certificate --plan-keys --population"),
         ("task new --output nowhere", "noise_multiplier population"),
         (
@@ -284,23 +280,6 @@ def test_every_command_explains_itself(command, capsys):
     assert exit_info.value.code == 0
     text = capsys.readouterr().out
     assert f"tff-dpftrl {command}" in text and len(text.splitlines()) > 15
-
-
-@pytest.mark.parametrize("command", ["train", "finetune", "task new"])
-def test_help_shows_twelve_options_first_and_all_on_request(command, capsys):
-    shown = []
-    for ask in (["--help"], ["--help", "all"]):
-        with pytest.raises(SystemExit) as exit_info:
-            main.main([*command.split(), *ask])
-        assert exit_info.value.code == 0
-        text = capsys.readouterr().out
-        assert re.findall(r"^(what is run|privacy|data|model|devices):$", text, re.MULTILINE)
-        shown.append(set(re.findall(r"^  (--[-a-z]+)", text, re.MULTILINE)))
-        last = text.splitlines()[-1]
-        if len(ask) == 1:
-            (more,) = re.findall(rf"^tff-dpftrl {command} --help all shows (\d+) more", last)
-    assert len(shown[0]) == 12 and shown[0] < shown[1]
-    assert len(shown[1]) == 12 + int(more)
 
 
 @pytest.fixture

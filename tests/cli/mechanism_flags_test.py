@@ -65,13 +65,13 @@ def test_memory_does_not_depend_on_the_number_of_rounds():
     commands[2] += ["--bands", "16"]
     commands[6] += ["--correlation", "0.9"]
     commands += [
-        ["plan", *_LONG, "--mechanism", "blt"],
-        ["plan", *_LONG, "--mechanism", "blt", "--target-epsilon", "5"],
-        ["plan", "--compare", "blt", "bisr", "blt-gboard-b400", *_LONG, "--vary", "rounds",
-         "--values", "1000000000"],
+        ["optimize", *_LONG, "--mechanism", "blt"],
+        ["calibrate", *_LONG, "--mechanism", "blt", "--target-epsilon", "5"],
+        ["compare", "blt", "bisr", "blt-gboard-b400", *_LONG, "--vary", "rounds", "--values",
+         "1000000000"],
         ["plan", "--population", "4000000", "--rounds", "1000000000", "--target-epsilon", "500",
-         "--report-goals", "400", "--max-participations", "100001", "--compare",
-         "blt", "bisr", "identity"],
+         "--report-goals", "400", "--max-participations", "100001", "--mechanisms",
+         "blt,bisr,identity"],
     ]  # fmt: skip
     subprocess.run([sys.executable, "-c", _OF_ANY_LENGTH, json.dumps(commands)], check=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import re
@@ -10,7 +11,7 @@ import shlex
 import pytest
 
 from tff_dpftrl.accounting import planner
-from tff_dpftrl.cli import config_flags, main, plan_population
+from tff_dpftrl.cli import config_flags, main, plan, plan_report
 from tff_dpftrl.data import split
 from tff_dpftrl.mechanisms import table
 from tff_dpftrl.runtime import signing_keys
@@ -31,7 +32,10 @@ def built(monkeypatch):
 
 
 def _out(capsys, *arguments):
-    assert main.main(["plan", *arguments]) == 0
+    parser = argparse.ArgumentParser()
+    plan.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["plan", *arguments])
+    assert args.run(args) == 0
     return capsys.readouterr().out
 
 
@@ -44,7 +48,7 @@ def test_text_has_a_table_the_hypothesis_and_commands(capsys):
     assert "If devices come back after 400 rounds: epsilon 7.703" in text
 
 
-_PARTIES = [*_TARGET, "--compare", "blt", "--secagg-inflation", "1.01"]
+_PARTIES = [*_TARGET, "--mechanisms", "blt", "--secagg-inflation", "1.01"]
 
 
 def test_noise_parties_cost_the_noise_of_each_and_no_epsilon(capsys, tmp_path, monkeypatch):
@@ -110,7 +114,7 @@ def test_sampled_clients_have_a_table_of_bands(capsys):
     best = json.loads(_out(capsys, *_SAMPLED, "cyclic", "--format", "json"))["plans"]
     assert len(best) == 1 and best[0]["epsilon"] <= 4
     calibrated = [
-        "plan", "--target-epsilon", "4", "--delta", "1e-5", "--rounds", "16", "--sampling",
+        "calibrate", "--target-epsilon", "4", "--delta", "1e-5", "--rounds", "16", "--sampling",
         "poisson", "--sampling-probability", "0.25", "--format", "json",
     ]  # fmt: skip
     (plain,) = json.loads(_out(capsys, *_SAMPLED, "poisson", "--format", "json"))["plans"]
@@ -119,12 +123,13 @@ def test_sampled_clients_have_a_table_of_bands(capsys):
     assert plain["noise_multiplier"] == pytest.approx(noise, rel=2e-3)
 
 
-@pytest.mark.parametrize("flag", [["--min-sep", "4"], ["--plot", "a.png"], ["--vary", "rounds"]])
+@pytest.mark.parametrize(
+    "flag", [["--min-sep", "4"], ["--plot", "a.png"], ["--what-if-rounds", "9"]]
+)
 def test_what_is_not_for_samples_is_one_line_and_status_2(flag, capsys):
     assert main.main(["plan", *_SAMPLED, "poisson", *flag]) == 2
     error = capsys.readouterr().err
-    assert f"{flag[0]} is not for --population with --sampling, which takes --pop" in error
-    assert error.count("\n") == 1
+    assert f"{flag[0]} is not for --sampling" in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -132,9 +137,12 @@ def test_what_is_not_for_samples_is_one_line_and_status_2(flag, capsys):
     [("0.05", "not below 1 / 27"), ("0.03", "times the 27 devices is 0.81"), ("0.003", "")],
 )
 def test_a_delta_that_is_too_large_for_the_population_is_warned_of(capsys, delta, warned):
+    parser = argparse.ArgumentParser()
+    plan.add_parser(parser.add_subparsers())
     known = ["--population", "27", "--rounds", "10", "--target-epsilon", "1"]
-    options = ["--report-goals", "5", "--compare", "tree", "--delta", delta]
-    assert main.main(["plan", *known, *options]) == 0
+    options = ["--report-goals", "5", "--mechanisms", "tree", "--delta", delta]
+    args = parser.parse_args(["plan", *known, *options])
+    assert args.run(args) == 0
     error = capsys.readouterr().err
     assert warned in error and ("δ" in error) == bool(warned)
 
@@ -143,7 +151,7 @@ def test_the_printed_commands_run_and_keep_the_target(capsys, tmp_path, monkeypa
     commands = [
         shlex.split(line) for line in _out(capsys, *_TARGET).splitlines() if "  tff-dpftrl" in line
     ]
-    assert [command[1] for command in commands] == ["plan", "account", "train"]
+    assert [command[1] for command in commands] == ["optimize", "account", "train"]
     monkeypatch.chdir(tmp_path)
     assert main.main(commands[0][1:]) == 0
     capsys.readouterr()
@@ -163,7 +171,7 @@ def test_train_takes_the_command_for_a_file_of_so_many_users(
     population, goals, capsys, tmp_path, monkeypatch
 ):
     flags = ["--population", str(population), "--rounds", "90", "--report-goals", goals]
-    flags += ["--target-epsilon", "4", "--delta", "1e-6", "--compare", "blt"]
+    flags += ["--target-epsilon", "4", "--delta", "1e-6", "--mechanisms", "blt"]
     recommended = json.loads(_out(capsys, *flags, "--format", "json"))["recommended"]
     needed = recommended["training_users_needed"]
     in_file = recommended["users_of_a_file_needed"]
@@ -189,14 +197,14 @@ def test_train_takes_the_command_for_a_file_of_so_many_users(
 def test_the_note_of_held_out_users_is_near_the_split():
     shares = [split.hash_bucket(str(i)) >= 2 for i in range(20_000)]
     margin = 6 * 0.4 / 20_000**0.5
-    assert sum(shares) / 20_000 == pytest.approx(plan_population._TRAINING_SHARE, abs=margin)
+    assert sum(shares) / 20_000 == pytest.approx(plan_report._TRAINING_SHARE, abs=margin)
 
 
 _CONFIG_FIELDS = set(config.TrainingConfig.__dataclass_fields__)
 
 
 def test_a_budget_is_split_by_shares(capsys):
-    one = [*_KNOWN, "--target-epsilon", "5", "--report-goals", "5000", "--compare", "blt"]
+    one = [*_KNOWN, "--target-epsilon", "5", "--report-goals", "5000", "--mechanisms", "blt"]
     split_up = [*one, "--budget-shares", "vocabulary,metrics=0.19"]
     text = _out(capsys, *split_up)
     assert "Epsilon 5 at delta 1e-10 is of all together, by shares of the squared mu:" in text
@@ -243,10 +251,25 @@ def test_json(capsys):
 
 def test_a_workload_is_planned_for_and_is_in_the_commands(capsys):
     known = ["--population", "40000", "--rounds", "200", "--delta", "1e-8"]
-    flags = ["--target-epsilon", "5", "--report-goals", "650", "--compare", "blt"]
+    flags = ["--target-epsilon", "5", "--report-goals", "650", "--mechanisms", "blt"]
     text = _out(capsys, *known, *flags, "--workload", "momentum=0.9")
     assert "Noise is that of the models, for momentum 0.9." in text
     assert "--max-participations 4 --workload momentum=0.9 --output strategy.json" in text
+
+
+def test_what_if(capsys):
+    arguments = [*_TARGET, "--what-if-rounds", "3000", "--what-if-min-sep", "300"]
+    arguments += ["--mechanisms", "tree,blt", "--format", "json", "--all"]
+    rows = json.loads(_out(capsys, *arguments))["plans"]
+    for row in rows:
+        if row["mechanism"] == "tree":
+            # A tree for 2000 rounds has no level for more than 2047.
+            assert "2047" in row["what_if"]["impossible"]
+        else:
+            assert row["what_if"]["num_rounds"] == 3000
+            assert row["what_if"]["epsilon"] > row["epsilon"]
+    text = _out(capsys, *arguments[:-3], "--all")
+    assert "what if: epsilon" in text.splitlines()[0]
 
 
 def test_keeping_the_noise_of_a_known_run(capsys):
@@ -271,7 +294,7 @@ def test_timer_sets_the_separation(capsys):
 
 
 def test_what_is_left_out_is_said(capsys):
-    assert main.main(["plan", *_TARGET, "--max-participations", "3", "--compare", "tree"]) == 0
+    assert main.main(["plan", *_TARGET, "--max-participations", "3", "--mechanisms", "tree"]) == 0
     captured = capsys.readouterr()
     assert "Report goal 6500 is left out: max_participations=3" in captured.err
     assert captured.err.count("\n") == 1
@@ -280,28 +303,28 @@ def test_what_is_left_out_is_said(capsys):
 
 def test_without_a_quiet_plan_that_is_said(capsys):
     flags = ["--population", "200000", "--rounds", "2000", "--target-epsilon", "5"]
-    text = _out(capsys, *flags, "--compare", "blt", "--report-goals", "500,1000")
+    text = _out(capsys, *flags, "--mechanisms", "blt", "--report-goals", "500,1000")
     assert "None of these plans is as quiet as Gboard's production models" in text
     assert "blt with 1000 clients a round" in text
     assert "on average one takes part 10 times" in text
 
 
 def test_secure_aggregation_is_in_the_commands(capsys):
-    text = _out(capsys, *_TARGET, "--secagg-inflation", "1.01", "--compare", "blt")
+    text = _out(capsys, *_TARGET, "--secagg-inflation", "1.01", "--mechanisms", "blt")
     assert "--secagg-bits" in text
 
 
 @pytest.mark.pictures
 def test_plot(capsys, tmp_path):
     path = tmp_path / "plans.png"
-    _out(capsys, *_TARGET, "--compare", "identity", "tree", "--plot", str(path))
+    _out(capsys, *_TARGET, "--mechanisms", "identity,tree", "--plot", str(path))
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_plot_in_an_unknown_format_is_refused_first(capsys, tmp_path, monkeypatch):
     monkeypatch.delattr(planner, "make_plans")
     path = tmp_path / "plans.docx"
-    command = ["plan", *_TARGET, "--compare", "identity", "tree", "--plot", str(path)]
+    command = ["plan", *_TARGET, "--mechanisms", "identity,tree", "--plot", str(path)]
     assert main.main(command) == 2
     error = capsys.readouterr().err
     assert "'docx' is no format of Matplotlib" in error and "pdf" in error
@@ -311,16 +334,13 @@ def test_a_plot_in_an_unknown_format_is_refused_first(capsys, tmp_path, monkeypa
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ([*_TARGET, "--compare", "magic"], "magic"),
+        ([*_TARGET, "--mechanisms", "magic"], "magic"),
         ([*_TARGET, "--timer-hours", "3"], "--rounds-per-day"),
         ([*_TARGET, "--min-sep", "9000"], "no report goal"),
         ([*_TARGET, "--max-participations", "0"], "Leave it out for as many as fit"),
         ([*_TARGET, "--max-participations", "1"], "give 2 or more"),
-        ([*_TARGET, "--compare", "tree-full"], "cannot be run"),
-        ([*_TARGET, "--target-rho", "1"], "--target-epsilon and --target-rho exclude each other"),
-        ([*_TARGET, "--bands", "2"], "--bands is not for --population, which takes --population, "),
-        ([*_TARGET, "--format", "csv"], "--format csv is for --compare"),
-        ([*_TARGET, "--report-goals", "0"], "--report-goals must be at least 1"),
+        ([*_TARGET, "--mechanisms", "tree-full"], "cannot be run"),
+        ([*_TARGET, "--what-if-rounds", "0"], "--what-if-rounds must be at least 1"),
         (
             ["--population", "10", "--rounds", "50", "--target-epsilon", "5"],
             "at most population=10, got 100",
@@ -331,7 +351,7 @@ def test_a_plot_in_an_unknown_format_is_refused_first(capsys, tmp_path, monkeypa
         ([*_TARGET, "--budget-shares", "vocabulary=0"], "above 0 and below 1"),
         ([*_TARGET, "--budget-shares", "vocabulary=0.5,metrics=0.5"], "nothing for the weights"),
         ([*_TARGET, "--budget-shares", "words=0.1"], "no part: take vocabulary, metrics"),
-        ([*_KNOWN, "--target-rho", "1", "--budget-shares", "metrics"], "of target_epsilon"),
+        ([*_KNOWN, "--target-rho", "1", "--budget-shares", "metrics"], "of --target-epsilon"),
         ([*_SAMPLED, "bins", "--budget-shares", "metrics"], "the sampling 'bins'"),
     ],
 )
@@ -346,6 +366,7 @@ def test_bad_input_is_one_line_and_status_2(arguments, message, capsys):
     "arguments",
     [
         [*_KNOWN, "--target-epsilon", "5", "--report-goals", "1,x"],
+        [*_KNOWN, "--target-epsilon", "5", "--report-goals", "0"],
         [*_KNOWN, "--keep-noise-of", "tree:7"],
     ],
 )

@@ -168,7 +168,7 @@ def test_fine_tuning_is_swept_by_the_same_means(sweep, capsys, monkeypatch):
         (["nowhere.toml", *_OVER], "nowhere.toml"),
         ([*_OVER, "--group-size", "2"], "names group_size, an option of finetune"),
         (["--finetune", *_OVER], "names num_rounds, an option of train"),
-        ([*_OVER, "--sampling", "user"], "sampling must be one of cyclic, bins"),
+        ([*_OVER, "--sampling", "user"], "sampling must be one of cyclic, bins, b-min-sep"),
         ([*_OVER, "--bands", "auto"], "bands must be of type int, got 'auto'"),
         ([*_OVER, "--jobs", "0"], "--jobs must be at least 1"),
         ([*_OVER, "--initial-weights", "nowhere"], "noise_multiplier=1, seed=0: initial_weights"),

@@ -238,7 +238,7 @@ def test_a_report_lists_sessions_with_and_without_a_plan(monkeypatch, tmp_path, 
 
 def test_the_help_of_a_part_says_what_it_takes(capsys):
     with pytest.raises(SystemExit):
-        main.main(["task", "new", "--help", "all"])
+        main.main(["task", "new", "--help"])
     printed = capsys.readouterr().out
     assert "--over-selection" in printed and "--proxy-data" in printed
     assert "--stop-at-accuracy" not in printed

@@ -184,6 +184,7 @@ def test_a_plan_goes_on_from_what_it_recorded():
         {"bands": 4},
         {"bands": 3, "sampled_unit": "example"},
         {"sampling": "bins", "noise_multiplier": 9.0, "mechanism": "bisr"},
+        {"sampling": "b-min-sep", "bands": 4},
     ):
         plan = _planned(**changes)
         derived = json.loads(json.dumps({**plan.derived(), "clip_norm": 1.0}))
@@ -215,6 +216,30 @@ def test_everybody_of_a_bin_comes_at_each_of_its_turns():
     schema = schema_lib.MinSep.as_many_as_fit(60, 20)
     known = gaussian.epsilon(plan.strategy.sensitivity(schema).value / 9.0, 1e-5)
     assert 0.0 < plan.epsilon_after(1) <= plan.epsilon_after(60) < known
+
+
+@pytest.mark.slow
+def test_who_is_left_out_after_a_step_costs_what_sampling_and_turns_do():
+    # One band is Poisson sampling; the schema's own bound is never exceeded.
+    curve = amplified.curve(_asked(sampling="b-min-sep"), _USERS)
+    noise = {one.asked.bands: one.noise_of_average for one in curve}
+    turns = {one.asked.bands: one.noise_of_average for one in amplified.curve(_asked(), _USERS)}
+    assert noise[1] == pytest.approx(turns[1], rel=1e-3)
+    assert noise[20] == pytest.approx(turns[20], rel=1e-3)
+
+
+def test_who_came_is_left_out_for_as_many_steps_as_there_are_bands():
+    plan = _planned(sampling="b-min-sep", bands=4)
+    batches, last = passes.batches_of(plan, _USERS, 4, 3), {}
+    for step in range(60):
+        for user in batches(step).unit_users.tolist():
+            assert step - last.get(user, -4) >= 4
+            last[user] = step
+    assert len(last) > 700  # q = 0.059: about 1 in 40 never comes.
+    seen = observed.ObservedParticipation(60, 4, 15, {15: 800})
+    stated = plan.statement(seen, facts_lib.Facts(), charge_all_rounds=True)
+    text = statement_text.markdown(stated)
+    assert "was in none of the last 3 rounds" in text
 
 
 @pytest.mark.parametrize("unit", [pytest.param("user", marks=pytest.mark.slow), "example"])
@@ -280,7 +305,7 @@ def test_the_share_of_examples_used_is_that_of_batches():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sampling": "dice"}, "sampling must be one of cyclic, bins"),
+        ({"sampling": "dice"}, "sampling must be one of cyclic, bins, b-min-sep"),
         ({"units_per_step": 0}, "units_per_step"),
         ({"bands": 0}, "bands"),
         ({"target_epsilon": 4.0, "noise_multiplier": 1.0}, "exactly one of"),
@@ -289,7 +314,7 @@ def test_the_share_of_examples_used_is_that_of_batches():
         ({"sampled_unit": "example", "sampling": "bins"}, "is for sampling 'cyclic'"),
         ({"bands": 8, "min_sep": 4}, "min_sep=4 groups are fewer than the 8 bands"),
         ({"bands": 21}, "bands=21 .* lower bands to 20, or take 38 in a step"),
-        ({"min_sep": 21}, "min_sep=21 .* lower min_sep to 20"),
+        ({"sampling": "b-min-sep", "min_sep": 21}, "min_sep=21 .* lower min_sep to 20"),
         ({"min_sep": 21}, "min_sep=21 .* lower min_sep to 20"),
         ({"units_per_step": 900}, "more than the 800 users"),
         ({"mechanism": "tree"}, "needs a banded matrix"),

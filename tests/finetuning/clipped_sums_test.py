@@ -60,9 +60,11 @@ def _clip(gradients, clip_norm):
     return gradients * factors[:, None]
 
 
-def _run(weights, rows, splits, clip_norm, *, row_losses=_row_losses, compiled=False):
+def _run(
+    weights, rows, splits, clip_norm, *, row_losses=_row_losses, normalised=False, compiled=False
+):
     """Sum as one vector, and norms."""
-    function = clipped_sums.looped(row_losses)
+    function = clipped_sums.looped(row_losses, normalised=normalised)
     if compiled:
         function = tf.function(function, autograph=False)
     total, units = function([tf.constant(w) for w in weights], rows, splits, clip_norm)
@@ -140,6 +142,14 @@ def test_no_unit_moves_the_sum_by_more_than_the_clip_norm(unit):
     assert moved <= 0.3
     if _COUNTS[unit]:
         assert moved > 0.3 * (1 - 2 * clipping.CLIP_MARGIN)
+
+
+def test_normalised_sums_are_divided_by_the_clip_norm():
+    weights, rows, splits = _problem()
+    total, norms = _run(weights, rows, splits, 0.7)
+    normalised, same_norms = _run(weights, rows, splits, 0.7, normalised=True)
+    np.testing.assert_array_equal(normalised, total / 0.7)
+    np.testing.assert_array_equal(norms, same_norms)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])

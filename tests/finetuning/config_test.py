@@ -43,8 +43,8 @@ def test_every_option_has_help_and_a_group():
             {"sampling": "cyclic", "bands": 8, "min_sep": 4},
             "min_sep=4 is less than the 8 bands, .* raise min_sep to 8, or lower bands",
         ),
-        ({"bands": 8}, "bands is for sampling 'cyclic', not for 'auto'"),
-        ({"sampling": "bins", "min_sep": 8}, "min_sep is for sampling 'cyclic', not"),
+        ({"bands": 8}, "bands is for sampling 'cyclic' and 'b-min-sep', not for 'auto'"),
+        ({"sampling": "bins", "min_sep": 8}, "min_sep is for sampling 'cyclic' and 'b-min-sep'"),
         ({"sampled_unit": "example"}, "sampled_unit is for sampling 'cyclic'"),
         (
             {"sampling": "cyclic", "sampled_unit": "example"},

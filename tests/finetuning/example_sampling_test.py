@@ -39,8 +39,8 @@ def _by_user(batch):
 
 def test_the_pool_has_at_most_the_group_size_of_each_user_chosen_once():
     sampling = _els()
-    assert _users().pool_size(4) == 1 + 2 + 3 + 4 * 4
-    seen = set().union(*(_rows(sampling.batch(step)) for step in range(500)))
+    assert sampling.pool_size == 1 + 2 + 3 + 4 * 4 == _users().pool_size(4)
+    seen = set().union(*(_rows(sampling.batch(step)) for step in range(sampling.num_steps)))
     # In 500 steps with probability .3 no example of the pool is missed.
     per_user = np.bincount([user for user, _ in seen])
     assert per_user.tolist() == [1, 2, 3, 4, 4, 4, 4]
@@ -49,12 +49,12 @@ def test_the_pool_has_at_most_the_group_size_of_each_user_chosen_once():
 def test_the_rows_of_a_user_in_a_step_of_els_are_binomial():
     sampling = _els(num_steps=4000)
     counts = np.zeros(5)
-    for step in range(4000):
+    for step in range(sampling.num_steps):
         counts[np.bincount(sampling.batch(step).row_users, minlength=7)[6]] += 1
-    expected = stats.binom.pmf(np.arange(5), 4, 0.3) * 4000
+    expected = stats.binom.pmf(np.arange(5), 4, 0.3) * sampling.num_steps
     assert stats.chisquare(counts, expected).pvalue > 1e-3
     # Power: with p = .33 the test would fail.
-    wrong = stats.binom.pmf(np.arange(5), 4, 0.33) * 4000
+    wrong = stats.binom.pmf(np.arange(5), 4, 0.33) * sampling.num_steps
     assert stats.chisquare(counts, wrong).pvalue < 1e-3
 
 
@@ -99,8 +99,8 @@ def test_users_of_uls_bring_new_rows_in_every_step():
 
 def test_the_users_of_uls_are_sampled_independently():
     sampling = _uls(num_steps=3000)
-    cohorts = np.zeros((3000, 7))
-    for step in range(3000):
+    cohorts = np.zeros((sampling.num_steps, 7))
+    for step in range(sampling.num_steps):
         cohorts[step, sampling.batch(step).unit_users] = 1
     assert np.abs(cohorts.mean(axis=0) - 0.3).max() < 6 * np.sqrt(0.21 / 3000)
     correlation = np.corrcoef(cohorts.T) - np.eye(7)
@@ -161,11 +161,12 @@ def test_an_empty_batch_is_a_batch(make):
     assert batch.row_users.shape == (0,) and batch.examples.dtype == np.int64
 
 
-@pytest.mark.parametrize("make", [_els, _uls])
-def test_the_mean_number_of_rows_is_that_of_the_pool_times_the_probability(make):
+@pytest.mark.parametrize("make, units", [(_els, 22), (_uls, 22)])
+def test_expected_gradients(make, units):
     sampling = make(num_steps=2000)
+    assert sampling.expected_gradients == pytest.approx(0.3 * units)
     rows = np.mean([sampling.batch(step).num_rows for step in range(2000)])
-    assert rows == pytest.approx(0.3 * _users().pool_size(4), rel=0.03)
+    assert rows == pytest.approx(sampling.expected_gradients, rel=0.03)
 
 
 @pytest.mark.parametrize(

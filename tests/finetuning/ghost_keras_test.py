@@ -51,9 +51,9 @@ def _specs(values):
     return tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), values)
 
 
-def _booked(losses, weights, rows, rows_per_unit=3):
+def _booked(losses, weights, rows, rows_per_unit=3, **options):
     of_weights, of_rows = [tf.TensorSpec(x.shape, x.dtype) for x in weights], _specs(rows)
-    booked = ghost.booked_losses(losses, of_weights, of_rows, rows_per_unit)
+    booked = ghost.booked_losses(losses, of_weights, of_rows, rows_per_unit, **options)
     others = [tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.float64)]
     return tf.function(booked, [of_weights, of_rows, *others], autograph=False)
 
@@ -338,6 +338,15 @@ def test_no_unit_moves_the_sum_by_more_than_the_clip_norm():
     without, *_ = _run(booked, weights, fewer, _SPLITS[1:] - 3, 0.1)
     moved = np.sqrt(sum(np.sum((x - y) ** 2) for x, y in zip(total, without, strict=True)))
     assert 0.1 * (1 - 2 * clipping.CLIP_MARGIN) < moved <= 0.1
+
+
+@pytest.mark.slow
+def test_clipped_gradients_may_be_normalised():
+    _, rows, losses, weights = _made(keras_models.ONE_PASS["dense"], "dense")
+    plain = _run(_booked(losses, weights, rows), weights, rows, _SPLITS, 0.1)
+    normalised = _run(_booked(losses, weights, rows, normalised=True), weights, rows, _SPLITS, 0.1)
+    for x, y in zip(plain[0], normalised[0], strict=True):
+        np.testing.assert_allclose(x, 0.1 * y, rtol=1e-12)
 
 
 def test_many_tokens_are_one_pass_only_where_gradients_are_formed():

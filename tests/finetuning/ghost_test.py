@@ -89,8 +89,8 @@ def _run(way, weights, rows, splits, clip_norm):
     return [x.numpy() for x in total], units.norms.numpy()
 
 
-def _loop(model):
-    return clipped_sums.looped(clipped_sums.language_rows(model))
+def _loop(model, **options):
+    return clipped_sums.looped(clipped_sums.language_rows(model), **options)
 
 
 def _assert_same(found, expected, clip_norm):
@@ -371,16 +371,16 @@ def test_a_graph_computes_the_same_every_time(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("units_per_chunk", [3, 7])
-def test_chunks_add_up(units_per_chunk):
+def test_chunks_add_up_and_normalised_units_have_norm_one_at_most(units_per_chunk):
     model, weights = _LSTM, _weights(_LSTM)
     rows, splits = _rows(model, [1, 2, 2, 0, 1, 2, 1])
-    booked = ghost.booked(model, 2)
+    booked = ghost.booked(model, 2, normalised=True)
     add = clipped_sums.sum_in_chunks(booked, units_per_chunk=units_per_chunk)
     total, units = add(weights, lambda begin, end: tuple(x[begin:end] for x in rows), splits, 0.2)
     found = total, units.norms
-    expected = _run(_loop(model), weights, rows, splits, 0.2)
+    expected = _run(_loop(model, normalised=True), weights, rows, splits, 0.2)
     assert (expected[1] > 0.2).sum() > 3
-    _assert_same(found, expected, 0.2)
+    _assert_same(found, expected, 1.0)
 
 
 def test_thousands_of_small_scores_are_not_lost_beside_a_large_one():
@@ -409,10 +409,11 @@ def test_graphs_are_kept_for_models_of_the_same_sizes_and_for_no_others():
         ghost.fastest_clipped_sum(dataclasses.replace(_LSTM, state_size=5), 99),
         ghost.fastest_clipped_sum(_UsedTwice(**dataclasses.asdict(_LSTM)), 99),
         ghost.fastest_clipped_sum(_LSTM, 98),
+        ghost.fastest_clipped_sum(_LSTM, 99, normalised=True),
         # Its graphs have weights in them.
         *(ghost.fastest_clipped_sum(_MODELS["gpt2-adapters"], 99) for _ in range(2)),
     ]
-    assert len({id(each) for each in [kept, *others]}) == 6
+    assert len({id(each) for each in [kept, *others]}) == 7
     weights, (rows, splits) = _weights(_LSTM), _rows(_LSTM, [1, 2])
     read = lambda begin, end: tuple(x[begin:end] for x in rows)  # noqa: E731
     for _ in range(2):

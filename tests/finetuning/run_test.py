@@ -18,7 +18,6 @@ from tests.finetuning import toy_finetuning
 from tests.fixed_seeds import fixed_seeds  # noqa: F401
 from tests.reports import listed_files
 from tests.training import toy_run
-from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.accounting import statement_text
 from tff_dpftrl.auditing.recount import run_folder
@@ -29,7 +28,6 @@ from tff_dpftrl.finetuning import (
     opening,
     private_steps,
     proxies,
-    resuming,
     run,
     run_privacy,
     step_trainer,
@@ -136,7 +134,7 @@ def test_secure_noise_is_stated(kind, toy, tmp_path):
     config = toy_finetuning.config(toy, **options, num_steps=2)
     statement = _finetune(config, tmp_path / "run").statement
     is_exact = kind == "example"
-    generator = statement_lib.noise_generator(is_exact)
+    generator = sentences.noise_generator(is_exact)
     assert statement.parameters[sentences.NOISE_GENERATOR] == generator
     assert sentences.FLOATING_POINT not in statement.caveats
     assert (sentences.ROUNDED_CORRELATION in statement.caveats) == (not is_exact)
@@ -308,7 +306,7 @@ def test_the_books_have_the_users_of_every_batch(kind, toy, tmp_path, monkeypatc
     )
     sizes = np.array([len(encoded.sequences(user)) for user in encoded.user_ids])
     users = example_sampling.Users(encoded.user_ids, sizes)
-    plan = resuming.plan_of(manifest.read(tmp_path / "run")).plan
+    plan = run.plan_of(manifest.read(tmp_path / "run"), config).plan
     batches = plan.contributions(users, seed=config.deterministic_noise_seed)
     assert len(begun) == len(trained) == toy_finetuning.NUM_STEPS
     for index, (members, (num_units, words)) in enumerate(zip(begun, trained, strict=True)):
@@ -358,7 +356,7 @@ def test_a_private_run_states_what_its_plan_spent(kind, toy, tmp_path):
     lines = []
     results = _finetune(config, tmp_path / "run", lines)
     statement = results.statement
-    plan = resuming.plan_of(manifest.read(tmp_path / "run"))
+    plan = run.plan_of(manifest.read(tmp_path / "run"), config)
     assert (
         statement.has_guarantee
         and statement.epsilon == plan.plan.epsilon <= noise["target_epsilon"]
@@ -590,7 +588,7 @@ def test_turns_are_chosen_stated_and_recounted(kind, toy, tmp_path):
     statement = _finetune(config, tmp_path / "run", lines).statement
     said = " ".join(lines)
     assert "Noise of a step's average, in units of the clip norm" in said and "(1 band)" in said
-    plan = resuming.plan_of(manifest.read(tmp_path / "run"))
+    plan = run.plan_of(manifest.read(tmp_path / "run"), config)
     assert 5.9 < statement.epsilon == plan.epsilon_after(toy_finetuning.NUM_STEPS) <= 6.0
     assert statement.parameters["sampling"] == "cyclic"
     assert statement.parameters["sampled_unit"] == config.sampled_unit

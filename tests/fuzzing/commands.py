@@ -91,7 +91,7 @@ def _write_sizes(folder: pathlib.Path, number: int) -> None:
 
 def _plan(folder: pathlib.Path) -> str:
     asked = ("--target-epsilon", "8", "--compute-budget", "64", "--steps", "5")
-    return _run("plan", "--finetune", "--user-sizes", folder / "sizes.txt", *asked)
+    return _run("finetune-plan", "--user-sizes", folder / "sizes.txt", *asked)
 
 
 def _write_model(folder: pathlib.Path, number: int) -> None:
@@ -152,11 +152,11 @@ def _serve(folder: pathlib.Path) -> str:
 _SCHEMA = ("--rounds", "8", "--min-sep", "2")
 _COMPUTING = (
     ("account", "--mechanism", "blt", "--noise-multiplier", "2", *_SCHEMA),
-    ("plan", "--mechanism", "tree", "--target-epsilon", "8", *_SCHEMA),
-    ("plan", "--compare", "tree", "identity", *_SCHEMA, "--vary", "rounds", "--values", "4,8"),
-    ("plan", "--finetune", "--population", "50", "--examples-per-user", "5")
-    + ("--target-epsilon", "8", "--compute-budget", "64", "--steps", "5"),
-    ("plan", "--mechanism", "bandtoep", *_SCHEMA),
+    ("calibrate", "--mechanism", "tree", "--target-epsilon", "8", *_SCHEMA),
+    ("compare", "--vary", "rounds", "--values", "4,8", "--min-sep", "2", "tree", "identity"),
+    ("finetune-plan", "--users", "50", "--examples-per-user", "5", "--target-epsilon", "8")
+    + ("--compute-budget", "64", "--steps", "5"),
+    ("optimize", "--mechanism", "bandtoep", *_SCHEMA),
     ("plan", "--population", "3000", "--rounds", "50", "--target-epsilon", "8"),
 )
 """Commands that only compute, with valid arguments."""
@@ -229,7 +229,7 @@ KINDS = (
         _take_part,
     ),
     _kind("tff-dpftrl train", _write_config, {"run.toml": mutations.toml_text}, _train),
-    _kind("tff-dpftrl plan", _write_sizes, {"sizes.txt": mutations.lines_of_text}, _plan),
+    _kind("tff-dpftrl finetune-plan", _write_sizes, {"sizes.txt": mutations.lines_of_text}, _plan),
     _kind(
         "tff-dpftrl predict",
         _write_model,

@@ -13,6 +13,7 @@ ALL = {
     "cyclic": sampling.CyclicPoisson(13, 3, 0.4),
     "one group": sampling.CyclicPoisson(13, 1, 0.3),
     "bins": sampling.BallsInBins(13, 4),
+    "b-min-sep": sampling.MinSepPoisson(13, 3, 0.4),
 }
 each = pytest.mark.parametrize("described", ALL.values(), ids=ALL.keys())
 
@@ -47,9 +48,26 @@ def law(described):
                 for turn, came in zip(turns, chosen, strict=True):
                     row[turn] = came
                 add(row, q ** sum(chosen) * (1 - q) ** (len(turns) - sum(chosen)) / groups)
-    else:
+    elif isinstance(described, sampling.BallsInBins):
         for one in range(described.num_bins):
             add([int(t % described.num_bins == one) for t in range(rounds)], 1 / described.num_bins)
+    elif isinstance(described, sampling.MinSepPoisson):
+        q, b = described.sampling_probability, described.min_sep
+        share = q / (1 + (b - 1) * q)
+        # State: rounds that the client still has to wait.
+        start = [1 - (b - 1) * share] + [share] * (b - 1)
+
+        def go_on(row, wait, probability):
+            if len(row) == rounds:
+                add(row, probability)
+            elif wait:
+                go_on([*row, 0], wait - 1, probability)
+            else:
+                go_on([*row, 0], 0, probability * (1 - q))
+                go_on([*row, 1], b - 1, probability * q)
+
+        for wait, probability in enumerate(start):
+            go_on([], wait, probability)
     return patterns
 
 
@@ -81,7 +99,8 @@ def test_every_round_expects_the_same_share_from_the_first_on(described):
     num_clients = 40_000
     sizes = table_of(described, num_clients).sum(axis=1)
     share = described.share_per_round
-    # Six standard deviations, at most 600 of 40,000.
+    # Six standard deviations, at most 600 of 40,000: a start without those who wait would have
+    # 16,000 in b-min-sep's first round, not 8,889.
     margin = 6 * math.sqrt(num_clients * share * (1 - share))
     assert (np.abs(sizes - num_clients * share) < margin).all()
 
@@ -125,8 +144,13 @@ def test_descriptions_survive_json(described):
     assert described.sentence("user", "step").endswith(".")
 
 
-def test_a_probability_is_rounded_up():
-    assert "probability 0.0333334, " in sampling.CyclicPoisson(12, 1, 1 / 30).sentence()
+@pytest.mark.parametrize(
+    "described",
+    [sampling.CyclicPoisson(12, 1, 1 / 30), sampling.MinSepPoisson(12, 3, 1 / 30)],
+    ids=lambda one: one.kind,
+)
+def test_a_probability_is_rounded_up(described):
+    assert "with probability 0.0333334, " in described.sentence()
 
 
 def test_one_group_is_poisson_sampling_and_certainty_balls_in_bins():
@@ -145,6 +169,7 @@ def test_cohorts_may_be_empty():
     for described in (
         sampling.CyclicPoisson(20, 5, 0.1),
         sampling.BallsInBins(20, 5),
+        sampling.MinSepPoisson(20, 5, 0.1),
     ):
         assert any(not len(described.sampler(2, 1).cohort(t)) for t in range(20))
 
@@ -156,14 +181,21 @@ def test_cohorts_stay_the_same_in_later_versions():
         "cyclic": [15, 18],
         "one group": [0, 1, 7, 12, 15, 20, 22],
         "bins": [8, 17, 19, 22],
+        "b-min-sep": [0, 12, 15, 17, 18, 20],
     }
 
 
 def test_samplings_of_expected_cohorts():
     cyclic = sampling.CyclicPoisson.for_cohorts(100, 4, num_clients=800, clients_per_round=50)
     assert cyclic.sampling_probability == 0.25
+    spread = sampling.MinSepPoisson.for_cohorts(100, 4, num_clients=800, clients_per_round=50)
+    assert math.isclose(spread.share_per_round, 1 / 16)
+    full = sampling.MinSepPoisson.for_cohorts(100, 16, num_clients=800, clients_per_round=50)
+    assert full.sampling_probability == 1.0
     with pytest.raises(validation.UsageError, match="at most 16 groups work, or 47 clients"):
         sampling.CyclicPoisson.for_cohorts(100, 17, num_clients=800, clients_per_round=50)
+    with pytest.raises(validation.UsageError, match="empties the pool.* at most 16 works, or 47"):
+        sampling.MinSepPoisson.for_cohorts(100, 17, num_clients=800, clients_per_round=50)
     with pytest.raises(validation.UsageError, match="clients_per_round=900 exceeds"):
         sampling.CyclicPoisson.for_cohorts(100, 1, num_clients=800, clients_per_round=900)
 
@@ -174,8 +206,8 @@ def test_samplings_of_expected_cohorts():
         (lambda: sampling.CyclicPoisson(10, 0, 0.5), "num_groups"),
         (lambda: sampling.CyclicPoisson(10, 2, 1.5), "sampling_probability"),
         (lambda: sampling.BallsInBins(10, 0), "num_bins"),
-        (lambda: sampling.BallsInBins(0, 2), "num_rounds"),
-        (lambda: sampling.CyclicPoisson(10, 2, math.nan), "sampling_probability"),
+        (lambda: sampling.MinSepPoisson(0, 2, 0.5), "num_rounds"),
+        (lambda: sampling.MinSepPoisson(10, 2, math.nan), "sampling_probability"),
         (lambda: sampling.Sampling.from_dict({"kind": "dice"}), "dice"),
         (lambda: sampling.Sampling.from_dict({"kind": "bins", "num_rounds": 3}), "num_bins"),
         (lambda: sampling.BallsInBins(10, 2).sampler(0, 1), "num_clients"),

@@ -184,6 +184,18 @@ def test_bins_take_any_mechanism_and_cost_less_than_turns_that_are_known():
     assert again == plan
 
 
+def test_b_min_sep_draws_whoever_is_free():
+    options = {"sampling": "b-min-sep", "mechanism": "blt", "options": table.DEFAULTS, "min_sep": 4}
+    plan = _plan(**options)
+    # 10 % of all in a round: of the 70 % who were in none of the last three.
+    assert plan.sampling == sampling.MinSepPoisson(20, 4, 0.1 / (1.0 - 3 * 0.1))
+    assert plan.clients_per_round == pytest.approx(10) and plan.declared == schema.MinSep(20, 4, 5)
+    assert 0.0 < plan.epsilon_after(4) < plan.epsilon_after(20)
+    assert "none of the last 3 rounds" in _state(plan).assumptions[0]
+    again = dataclasses.replace(_CYCLIC, **options).resumed(100, 1000, plan.derived())
+    assert again == plan
+
+
 def _noise(plan, n=20):
     return plan.noise_multiplier * plan.strategy.rms_error(n) / plan.clients_per_round
 
@@ -212,7 +224,7 @@ def test_a_known_seed_is_no_guarantee():
     # There was noise, and only it is said to be missing where it is.
     assert _state(plan).no_guarantee == (statement_sentences.KNOWN_SEED,)
     bins = {"sampling": "bins", "mechanism": "identity", "options": table.DEFAULTS}
-    for options in ({}, bins):
+    for options in ({}, bins, {"sampling": "b-min-sep"}):
         without = _state(_plan(noise_multiplier=0.0, **options))
         assert without.no_guarantee == (statement_sentences.TOO_LITTLE_NOISE,)
 
@@ -243,7 +255,7 @@ def test_the_budget_guard_counts_rounds():
             {"sampling": "bins", "num_rounds": 9},
             "10 bins of 10 clients and only 9 rounds.* raise num_rounds to 10, or .* to 11",
         ),
-        ({"min_sep": 11}, "lower it to 10, or clients_per_round to 9"),
+        ({"sampling": "b-min-sep", "min_sep": 11}, "lower it to 10, or clients_per_round to 9"),
         ({"clients_per_round": 101}, "exceeds the 100 training users"),
         ({"deployment": simulated_run.Deployment(40, 100)}, "In the run that is simulated"),
     ],

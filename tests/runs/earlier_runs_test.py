@@ -31,7 +31,7 @@ def test_a_run_is_recorded_with_what_it_has_spent(tmp_path, users, same):
 
 def test_a_run_whose_claim_was_refuted_has_no_guarantee(tmp_path):
     path = _write(tmp_path / "first") / "privacy_statement.json"
-    caveat = statement_sentences.REFUTED.format(entry="audited: VIOLATED")
+    caveat = statement_sentences.refuted("audited: VIOLATED")
     audited = {"audits": ["audited: VIOLATED"], "headline_caveats": []}
     path.write_text(json.dumps(json.loads(path.read_text()) | audited))
     assert earlier_runs.statement_of(path.parent).epsilon == 2.0  # Audited, and not refuted.

@@ -166,7 +166,7 @@ def _prepared(plan, trainer=None, evaluator=None, *, known=None, **schedule):
 def _run(output, plan, *parts, progress=lambda line: None, **schedule):
     made, *rest = _prepared(plan, *parts, **schedule)
     known = manifest.read(output) if manifest.exists(output) else None
-    return run_lib.train(output, made, progress, is_new=known is None), *rest
+    return run_lib.train(output, known, lambda: made, lambda known: made, progress), *rest
 
 
 class _OtherFigures(_Trainer):
@@ -395,9 +395,8 @@ def test_wherever_a_run_is_killed_it_releases_once(tmp_path, monkeypatch, seed):
             keep_first=lambda output: durable_files.write(kept, words, private=True),
             keep=lambda output: durable_files.write(output / "words", words),
         )
-        if not is_new:
-            manifest.read(output)
-        return run_lib.train(output, made, lambda line: None, is_new=is_new)
+        known = None if is_new else manifest.read(output)
+        return run_lib.train(output, known, lambda: made, lambda known: made, lambda line: None)
 
     outputs = list(kills.everywhere(tmp_path, run, visible=_VISIBLE))
     assert len(outputs) > 35
@@ -424,7 +423,7 @@ def test_a_run_whose_options_are_lost_is_not_begun_again(tmp_path, lost):
         validation.UsageError,
         match="already holds a run: add --resume" if len(lost) == 1 else "Restore private/manifest",
     ):
-        run_lib.train(tmp_path, made, lambda line: None, is_new=True)
+        run_lib.train(tmp_path, None, lambda: made, lambda known: made, lambda line: None)
     assert {path.name: path.read_bytes() for path in tmp_path.glob("private/*.*")} == kept
     if len(lost) == 1:
         _run(tmp_path, plan)
@@ -453,7 +452,7 @@ def test_of_two_that_begin_at_once_one_is_refused(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(manifest, "check_is_free", lambda output: None)
             with pytest.raises(validation.UsageError, match="Another process begins a run in"):
-                run_lib.train(tmp_path, made, lambda line: None, is_new=True)
+                run_lib.train(tmp_path, None, lambda: made, lambda known: made, lambda line: None)
         return create(*args, **options)
 
     rounds = committed_rounds.CommittedRounds
@@ -605,7 +604,7 @@ def test_a_folder_that_holds_a_run_is_not_begun_again(tmp_path):
     kept = (tmp_path / "private" / "ledger.sqlite").read_bytes()
     made, *_ = _prepared(_in_turns())
     with pytest.raises(ValueError, match="already holds a run"):
-        run_lib.train(tmp_path, made, lambda line: None, is_new=True)
+        run_lib.train(tmp_path, None, lambda: made, lambda known: made, lambda line: None)
     assert (tmp_path / "private" / "ledger.sqlite").read_bytes() == kept
 
 
@@ -616,5 +615,5 @@ def test_secrets_of_another_run_that_a_link_leads_to_are_kept(tmp_path):
     (tmp_path / "new" / "private").symlink_to(tmp_path / "other" / "private")
     made, *_ = _prepared(_in_turns())
     with pytest.raises(ValueError, match="is a link"):
-        run_lib.train(tmp_path / "new", made, lambda line: None, is_new=True)
+        run_lib.train(tmp_path / "new", None, lambda: made, lambda known: made, lambda line: None)
     assert (tmp_path / "other" / "private" / "ledger.sqlite").read_bytes() == kept

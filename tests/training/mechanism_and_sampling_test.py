@@ -47,6 +47,8 @@ def _options(mechanism, sampling):
         options["buffers"] = 2  # The default mechanism is not seen to be given, its options are.
     elif "bands" in table.MECHANISMS[mechanism].options:
         options["bands"] = 3
+    if sampling.get("sampling") == "b-min-sep":
+        options["min_sep"] = 3
     return {"clients_per_round": 6, "clip_norm": 0.5, "delta": 1e-5, **options, **sampling}
 
 
@@ -54,7 +56,7 @@ def test_every_mechanism_and_every_sampling_has_a_cell():
     assert {mechanism for mechanism, *_ in _CELLS} == set(table.runnable())
     samplings = {sampling["sampling"] for _, sampling, _ in _CELLS if "sampling" in sampling}
     assert samplings == set(config_lib.Sampling.__args__)
-    assert len(_CELLS) == len(_RUNS) + len(_REFUSED) == 4 * len(table.runnable())
+    assert len(_CELLS) == len(_RUNS) + len(_REFUSED) == 5 * len(table.runnable())
 
 
 @pytest.mark.parametrize(("mechanism", "sampling", "says"), _RUNS)

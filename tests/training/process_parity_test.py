@@ -7,11 +7,17 @@ import tree
 
 tff = pytest.importorskip("tensorflow_federated", reason="compares with processes of TFF")
 
-from tff_dpftrl.aggregators import dp_ftrl, sampled_gaussian, secagg  # noqa: E402
+from tff_dpftrl.aggregators import (  # noqa: E402
+    adaptive_clipping,
+    dp_ftrl,
+    sampled_gaussian,
+    secagg,
+)
 from tff_dpftrl.execution import compiled_process, contexts  # noqa: E402
 from tff_dpftrl.learning import dp_fedavg, functional_model, local_model  # noqa: E402
 from tff_dpftrl.models import metrics, word_lstm  # noqa: E402
-from tff_dpftrl.private_round import adaptive_clipping, clipping, estimators  # noqa: E402
+from tff_dpftrl.private_round import adaptive_clipping as adaptive_lib  # noqa: E402
+from tff_dpftrl.private_round import clipping, estimators  # noqa: E402
 from tff_dpftrl.training import config as config_lib  # noqa: E402
 from tff_dpftrl.training import optimizers, process  # noqa: E402
 
@@ -76,7 +82,7 @@ def _aggregator(plan, options):
     common["clients_per_round"] = plan.clients_per_round
     clip_norm = plan.clip_norm
     if getattr(plan, "adaptive_clipping", False):
-        clip_norm = adaptive_clipping.AdaptiveClipping(
+        clip_norm = adaptive_lib.AdaptiveClipping(
             initial_clip_norm=plan.clip_norm,
             target_unclipped_quantile=options.target_unclipped_quantile,
             clip_learning_rate=options.clip_learning_rate,
@@ -88,7 +94,7 @@ def _aggregator(plan, options):
         )
     common["report_non_finite_clients"] = True
     if getattr(plan, "adaptive_clipping", False):
-        return dp_ftrl.build_adaptive_dp_ftrl_aggregator(
+        return adaptive_clipping.build_adaptive_dp_ftrl_aggregator(
             plan.strategy, clipping=clip_norm, **common
         )
     return dp_ftrl.build_dp_ftrl_aggregator(plan.strategy, clip_norm=clip_norm, **common)

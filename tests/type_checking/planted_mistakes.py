@@ -30,7 +30,7 @@ z = tff_dpftrl.calibrate_noise_multiplier(strategy, schema, target_epsilon=8.0, 
 z.noise_multiplier  # mistake # noqa: B018
 
 tff_dpftrl.build_dp_ftrl_aggregator(strategy, clip_norm=0.5, clients_per_round=10)  # mistake
-tff_dpftrl.build_dp_ftrl_aggregator(  # mistake
+tff_dpftrl.build_dp_ftrl_aggregator(
     strategy,
     noise_multiplier=z,
     l2_norm_clip=0.5,  # mistake

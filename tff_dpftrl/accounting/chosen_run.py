@@ -6,10 +6,33 @@ import dataclasses
 from collections.abc import Sequence
 
 from tff_dpftrl.accounting import display, parts, privacy_statement, selection
-from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 
+_ACCOUNTING = (
+    "Of the choice: the best of a random number of runs is (ε₀ + 2 ε₁, E[K] δ₀)-DP if each run is "
+    "(ε₀, δ₀)-DP and (ε₁, δ₁)-DP with δ₁ = γ (e^ε₁ − 1) / (1 − γ), for a geometric K of mean 1/γ "
+    "(Papernot & Steinke 2022; Koskela, Redberg & Wang 2024), cut off at its largest value."
+)
 _OF_OBSERVED = ("sensitivity_squared", "sensitivity_method")
+_COVERED = (
+    "The choice of this run among a random number of runs, each with settings drawn at random, by "
+    "a score of what they release."
+)
+_OUTPUT = (
+    "Of the chosen run alone: its noised sums, and what is computed from them without looking at "
+    "the data again: every intermediate model and the final one. Nothing of the other runs, not "
+    "even their models on the way."
+)
+_SECRET = (
+    "The number of runs, how long they took, their scores, and everything that the other runs "
+    "computed stay secret. No model of any of them was sent to users while it was trained. A run "
+    "whose weights were no longer finite counts as the worst; none failed for another reason that "
+    "depends on the data."
+)
+_TRUST = (
+    "Whoever runs the sweep is also trusted to keep secret how many runs there were, how long they "
+    "took, their scores, and all else of those that were not chosen."
+)
 
 
 def statement(
@@ -35,7 +58,7 @@ def statement(
     users = one.parameters.get("num_users")
     users = users if isinstance(users, int) else None
     of_the_run = (
-        *statement_lib.delta_caveats(one.delta, users, unit),
+        *sentences.delta_caveats(one.delta, users, unit),
         sentences.ONE_OF_A_CHOICE,
     )
     rows = [
@@ -44,16 +67,12 @@ def statement(
     ]
     choice = parts.Cost(
         parts.SELECTION,
-        sentences.BEST_OF_RUNS.format(
-            score=score,
-            mean=num_runs.mean,
-            largest=num_runs.largest,
-            epsilon=display.round_up(run_epsilon),
-            delta=display.delta(one.delta, 3),
-        ),
+        f"which of the runs is the best, by {score}: geometric with a mean of {num_runs.mean:g} "
+        f"runs, {num_runs.largest} at most, each with ε = {display.round_up(run_epsilon)} at "
+        f"δ = {display.delta(one.delta, 3)}",
         epsilon - run_epsilon,
     )
-    tuned = statement_lib.tuning(None)
+    tuned = sentences.not_covered(None, unit, one.data_in_one_place)[-1]
     return dataclasses.replace(
         one,
         epsilon=None if one.epsilon is None else epsilon,
@@ -71,17 +90,18 @@ def statement(
             "epsilon_of_one_run": run_epsilon,
             "delta_of_one_run": one.delta,
         },
-        accounting=f"Of one run: {one.accounting} {sentences.ACCOUNTING_OF_CHOICE}",
-        setting=f"{one.setting} {sentences.TRUST_OF_CHOICE}",
-        from_whom=f"{one.from_whom or sentences.FROM_WHOM_UNKNOWN} {sentences.TRUST_OF_CHOICE}",
-        output=sentences.OUTPUT_OF_CHOICE,
-        covered=(*one.covered, sentences.CHOICE_COVERED),
+        accounting=f"Of one run: {one.accounting} {_ACCOUNTING}",
+        setting=f"{one.setting} {_TRUST}",
+        from_whom=f"{one.from_whom or sentences.FROM_WHOM_UNKNOWN} {_TRUST}",
+        output=_OUTPUT,
+        covered=(*one.covered, _COVERED),
         not_covered=tuple(
-            sentences.SETTINGS_TRIED if line == tuned else line for line in one.not_covered
+            "Which settings were tried, and what they were chosen on." if line == tuned else line
+            for line in one.not_covered
         ),
-        assumptions=(*one.assumptions, sentences.CHOICE_SECRET),
+        assumptions=(*one.assumptions, _SECRET),
         headline_caveats=(
-            *statement_lib.delta_caveats(delta, users, unit),
+            *sentences.delta_caveats(delta, users, unit),
             *(line for line in one.headline_caveats if line not in of_the_run),
         ),
         # The date would tell how long the runs took.

@@ -9,10 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl.accounting import display, gaussian, parts
-from tff_dpftrl.accounting import statement_sentences as sentences
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import mixture_of_gaussians
+
+BEGAN = "The initial weights are of the run "
+"""Beginning of what a statement says of the runs that its run's initial weights come from."""
+NOTHING_TOGETHER = "nothing is promised for all together."
+"""End of a sentence on several runs, not all of which have a guarantee for one unit."""
 
 
 # Relative difference of a stated ε from that of the steps by which it is stated.
@@ -42,6 +46,8 @@ class SampledSteps:
         The statement may be of DP-FedAvg, ELS or ULS, or of cyclic sampling, whose steps are the
         turns of a user.
         """
+        if parameters.get("sampling") == "b-min-sep":  # Its rounds are no steps like these.
+            return None
         names = ("turns_charged", "num_steps_charged", "num_rounds_charged")
         number: Any = next((parameters[name] for name in names if name in parameters), None)
         of_user = parameters.get("pool_of_user", 1)
@@ -255,17 +261,27 @@ def with_earlier_runs(
     few sentences for the headline, and the total; None if there is none (`compose`).
     """
     chain = ", which began with those of the run ".join(run.says for run in earlier)
-    text = f"{sentences.BEGAN}{chain}. "
+    text = f"{BEGAN}{chain}. "
     if not of_one_unit([this, *earlier]):
-        return text + sentences.OF_SEVERAL_UNITS, None
-    is_of_examples = this.unit_of_privacy == "example"
-    who = sentences.WHO_IS_IN_ALL[same_users].format(
-        units="examples" if is_of_examples else "users",
-        who_is="what is" if is_of_examples else "who is",
-    )
+        return (
+            f"{text}Some of these runs protect single examples, others all that is of a user or "
+            f"device: {NOTHING_TOGETHER}",
+            None,
+        )
+    units, who_is = "users", "who is"
+    if this.unit_of_privacy == "example":
+        units, who_is = "examples", "what is"
+    who = {
+        True: "All of these runs trained on the same users. For all of them together",
+        False: "The runs have other users, some of whom may be in several. For who is in all of "
+        "these runs",
+        None: f"Whether they trained on the same {units} is not known. For {who_is} in all of "
+        "these runs",
+    }[same_users]
     total = compose([this, *earlier])
     if total is None:
-        return f"{text}{who}, not {sentences.NOT_ALL}", None
+        reason = f"not all of these have a guarantee: {NOTHING_TOGETHER}"
+        return f"{text}{who}, {reason}", None
     return (
         f"{text}{who}, {display.epsilon_at(total.epsilon, total.delta)} ({total.how}).",
         total,

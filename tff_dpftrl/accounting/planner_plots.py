@@ -12,7 +12,6 @@ from tff_dpftrl.accounting import extrapolation, planner
 
 if TYPE_CHECKING:
     from matplotlib import axes as axes_lib
-    from matplotlib import figure as figure_lib
 
 
 def draw_curves(
@@ -61,20 +60,9 @@ def format_of(path: str | os.PathLike[str]) -> str:
     return form
 
 
-def save(path: str | os.PathLike[str], figure: figure_lib.Figure) -> None:
-    """Writes a figure to a file in one step; the suffix of `path` is its format."""
-    form = format_of(path)
-    try:
-        pictures.write(path, figure, form=form)
-    except OSError as error:
-        raise validation.UsageError(
-            f"Cannot write the plot to {path}: {error.strerror}."
-        ) from error
-
-
 def save_plans(path: str | os.PathLike[str], plans: Sequence[planner.Plan], title: str) -> None:
     """Writes the plot of `draw_plans` to a file in one step; the suffix of `path` is its format."""
-    figure = pictures.new_figure(7, 4.5)
+    form, figure = format_of(path), pictures.new_figure(7, 4.5)
     import matplotlib
 
     with matplotlib.rc_context({"font.size": 9}):
@@ -82,4 +70,9 @@ def save_plans(path: str | os.PathLike[str], plans: Sequence[planner.Plan], titl
         draw_plans(axes, plans)
         axes.set_title(title)
         figure.text(0.01, 0.005, "Utility at equal noise is a hypothesis.", fontsize=7)
-        save(path, figure)
+        try:
+            pictures.write(path, figure, form=form)
+        except OSError as error:
+            raise validation.UsageError(
+                f"Cannot write the plot to {path}: {error.strerror}."
+            ) from error

@@ -175,8 +175,7 @@ class PrivacyStatement:
     @property
     def is_refuted(self) -> bool:
         """Whether an audit has found that what is claimed cannot be true."""
-        found = (sentences.REFUTED.format(entry=entry) for entry in self.audits)
-        return any(line in self.headline_caveats for line in found)
+        return any(sentences.refuted(entry) in self.headline_caveats for entry in self.audits)
 
     @property
     def participation_record(self) -> ParticipationRecord:
@@ -205,7 +204,7 @@ class PrivacyStatement:
         Returns:
           A copy with the result, without the digests of what it was.
         """
-        refuted = (sentences.REFUTED.format(entry=entry),) if is_refuted else ()
+        refuted = (sentences.refuted(entry),) if is_refuted else ()
         return dataclasses.replace(
             self,
             audits=(*self.audits, entry),

@@ -7,6 +7,7 @@ has to draw the cohorts in secret; devices that check in by themselves cannot be
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +24,7 @@ from tff_dpftrl.accounting import (
 from tff_dpftrl.mechanisms import identity, table
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import sampling as sampling_lib
+from tff_dpftrl.participation import schema as schema_lib
 
 # Each but one is a copy of the model that the noise keeps.
 _MOST_BANDS = 64
@@ -142,6 +144,17 @@ class _Maker:
                     )
                     for run in choice.curve
                 ]
+            case "b-min-sep":
+
+                def waiting(bands: int) -> SampledPlan:
+                    # With as small a separation as there are bands, draws are as rare as can be.
+                    drawn = sampling_lib.MinSepPoisson.for_cohorts(rounds, bands, **expected)
+                    return self._plan(goal, drawn, _banded(rounds, bands))
+
+                most = min(_MOST_BANDS, self.population // goal)
+                return cyclic_optimize.try_bands(
+                    waiting, lambda plan: plan.noise_in_sum, rounds, most
+                )
             case "bins":
                 drawn = sampling_lib.BallsInBins(rounds, min(rounds, self.population // goal))
                 return [self._plan(goal, drawn, table.build("blt", drawn.schema, table.DEFAULTS))]
@@ -195,6 +208,15 @@ class _Maker:
             strategy.memory_copies(self.num_rounds),
             parts.costs(weights, strategy.name, others, self.delta),
         )
+
+
+@functools.lru_cache(maxsize=256)
+def _banded(num_rounds: int, bands: int) -> strategy_lib.Strategy:
+    """Returns the strategy of clients whose rounds share no noise: the best C for one round."""
+    schema = schema_lib.MinSep(num_rounds, num_rounds, 1)
+    if bands == 1:
+        return identity.Identity()
+    return table.build("bandtoep", schema, table.Options(bands=bands))
 
 
 def least_noise(plans: Sequence[SampledPlan]) -> list[SampledPlan]:

@@ -70,12 +70,23 @@ SAMPLINGS = {
             "of the likelihood ratio of some of the bins, with their correlations raised."
         ),
     ),
+    "b-min-sep": Row(
+        summary="as poisson, but no unit takes part again within --min-sep rounds",
+        needs=("min_sep", "sampling_probability"),
+        method="a bound by the number of a client's rounds, or by slots",
+        sentences=(
+            "ε is the smallest of its upper bounds. One takes the number of rounds in which a "
+            "client takes part, and these rounds, as known. Another is for a strategy with no more "
+            "bands than the stride. It takes some rounds as known, in each of which the client "
+            "takes part with one probability, as Poisson-sampled Gaussians."
+        ),
+    ),
 }
 """Samplings by their names: those of `participation.sampling`, and "poisson", cyclic in one group.
 
-Options are `sampling_groups`, `bins`, `group_size` (largest number of units of a user) and
-`sampling_probability`. The last is a unit's probability to be in a cohort: of each round, or of its
-group's turn.
+Options are `sampling_groups`, `min_sep`, `bins`, `group_size` (largest number of units of a user)
+and `sampling_probability`. The last is a unit's probability to be in a cohort: of each round, of
+its group's turn, or of a round if the unit was in none of the last min_sep − 1.
 """
 
 OF_A_POOL = (
@@ -114,7 +125,7 @@ def zero_out(
     A client has at most `units_per_client` units, each sampled by itself; several only if cyclic.
     """
     from tff_dpftrl.accounting import amplified_banded
-    from tff_dpftrl.accounting.amplification import balls_in_bins
+    from tff_dpftrl.accounting.amplification import balls_in_bins, min_sep_poisson
     from tff_dpftrl.participation import sampling as sampling_lib
 
     noise_multiplier = validation.noise_multiplier(noise_multiplier)
@@ -132,6 +143,13 @@ def zero_out(
         case sampling_lib.BallsInBins():
             return balls_in_bins.BallsInBins.from_strategy(
                 strategy, **run, num_bins=sampling.num_bins
+            )
+        case sampling_lib.MinSepPoisson():
+            return min_sep_poisson.MinSepPoisson.from_strategy(
+                strategy,
+                **run,
+                min_sep=sampling.min_sep,
+                sampling_probability=sampling.sampling_probability,
             )
     raise validation.UsageError(f"Nothing accounts for the sampling {sampling.kind!r}.")
 

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Sequence
-from typing import Any
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import (
-    composition,
-    defaults,
-    display,
-    guarantee,
-    parts,
-    privacy_statement,
-)
+from tff_dpftrl.accounting import composition, guarantee, parts, privacy_statement
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.participation import observed as observed_lib
@@ -28,8 +19,6 @@ Scalar = privacy_statement.Scalar
 
 
 _NO_FACTS = facts_lib.Facts()
-_UNKNOWN = "not recorded"
-_MANY = 0.1  # Users whose data may be published, in expectation, without a caveat: δ times them.
 
 
 def dp_ftrl_statement(
@@ -81,6 +70,7 @@ def dp_ftrl_statement(
         )
         broken = _breaches(observed, declared, "declared")
         reasons.extend(broken or _breaches(observed, claim.schema, "accounted for"))
+    trust = facts.trust or sentences.trust(unit_of_privacy, data_in_one_place)
     parameters: dict[str, Scalar] = {
         "noise_multiplier": claim.noise_multiplier,
         "sensitivity_squared": claim.sensitivity.squared,
@@ -94,129 +84,68 @@ def dp_ftrl_statement(
         parameters["adaptive_clipping"] = (
             "noise_multiplier is that of updates and clip norm together"
         )
-    has_record = observed is not None
-    record = ", and the record of participation is complete and true" if has_record else ""
-    norm = "the clip norm that the round uses" if claim.adaptive_clipping else "the clip norm"
-    return _statement(
-        claim,
-        facts,
-        unit_of_privacy,
-        num_users,
-        data_in_one_place,
-        reasons=reasons,
-        parameters=parameters,
-        who=(
-            sentences.SCHEMA_KEPT.format(unit=unit_of_privacy, record=record),
-            sentences.NO_SAMPLING,
-        ),
-        bounds=(
-            sentences.NORM_BOUND.format(unit=unit_of_privacy, norm=norm),
-            *([sentences.CLIPPED_BY_CALLER] if claim.clipped_by_caller else []),
-        ),
-        rho_zcdp=None if reasons or not claim.is_gaussian else claim.rho_zcdp,
-        accounting=sentences.MATRIX_ACCOUNTING,
-        adjacency=_adjacency(
-            unit_of_privacy,
-            facts,
-            claim.others,
-            is_sampled=False,
-            adaptive_clipping=claim.adaptive_clipping,
-        ),
-        declared=declared,
-        accounted=claim.schema,
-        observed=observed,
-        profile=()
-        if reasons or claim.is_gaussian
-        else parts.profile(claim.weights, claim.others, claim.epsilon),
-    )
-
-
-def _statement(
-    claim: guarantee.Guarantee | SampledClaim,
-    facts: facts_lib.Facts,
-    unit: UnitOfPrivacy,
-    num_users: int | None,
-    in_one_place: bool,
-    *,
-    reasons: Sequence[str],
-    parameters: dict[str, Scalar],
-    who: Sequence[str],
-    bounds: Sequence[str],
-    accounting: str,
-    **fields: Any,
-) -> PrivacyStatement:
-    """Builds a statement; `who` and `bounds` are assumptions on participation and contributions."""
-    is_sampled, others = isinstance(claim, SampledClaim), claim.others
-    trusted = facts.trust or trust(unit, in_one_place, is_sampled)
     if num_users is not None:
         parameters["num_users"] = validation.integer("num_users", num_users, minimum=1)
-    sent, follows, not_following = "", "", []
-    if not in_one_place:
-        sent, follows = f" (those sent to {unit}s included)", " that follows the algorithm"
-        not_following = [sentences.FOLLOWING.format(units=f"{unit.capitalize()}s")]
-    figures = "Metrics, held-out evaluation"
-    if _is_part(parts.METRICS, others) or _is_part(parts.EVALUATION, others):
-        figures = "Other metrics than those above, other evaluation"
-    one_client = sentences.ONE_NAME if in_one_place else sentences.ONE_CLIENT
-    if is_sampled and facts.rows_have_owners:
-        one_client = sentences.ROWS_NAME_OWNERS
-    elif unit == "example":
-        one_client = sentences.EXAMPLE_ONCE
-    source, uncovered_words, assumed_words = facts.vocabulary_source or _UNKNOWN, [], []
-    if _is_part(parts.VOCABULARY, others):
-        assumed_words = [sentences.NOISED_VOCABULARY.format(source=source)]
-    elif facts.vocabulary_is_public:
-        assumed_words = [sentences.PUBLIC_VOCABULARY.format(source=source)]
-    elif facts.has_vocabulary:
-        uncovered_words = [sentences.VOCABULARY_CHOICE.format(source=source)]
-    by_author = [sentences.CLAIMED_BY_AUTHOR] if claim.claimed_by_author else []
-    is_secure = sentences.NOISE_GENERATOR in facts.parameters
     statement = PrivacyStatement(
         mechanism=claim.mechanism,
         parameters={**parameters, **facts.parameters},
         epsilon=None if reasons else claim.epsilon,
         delta=claim.delta,
+        rho_zcdp=None if reasons or not claim.is_gaussian else claim.rho_zcdp,
         no_guarantee=tuple(reasons),
-        accounting=accounting + _of_all_parts(others, is_sampled),
-        unit_of_privacy=unit,
-        setting=trusted.setting,
-        output=sentences.OUTPUT.format(sent=sent),
+        accounting=sentences.MATRIX_ACCOUNTING + sentences.parts_accounting(claim.others),
+        declared=declared,
+        accounted=claim.schema,
+        observed=observed,
+        unit_of_privacy=unit_of_privacy,
+        adjacency=sentences.zero_out(
+            unit_of_privacy,
+            claim.adaptive_clipping,
+            _fixed(facts, claim.others),
+            _counted_apart(claim.others),
+        ),
+        setting=trust.setting,
+        output=sentences.output(unit_of_privacy, data_in_one_place),
         covered=(
-            sentences.COVERED.format(unit=unit, which=follows),
-            *(f"{part.name.capitalize()}: {part.says}." for part in others),
+            *sentences.covered(unit_of_privacy, data_in_one_place),
+            *sentences.parts_covered(claim.others),
         ),
         not_covered=(
-            *not_following,
-            sentences.FIGURES.format(figures=figures),
-            tuning(facts.hyperparameter_tuning),
-            *uncovered_words,
+            *sentences.not_covered(
+                facts.hyperparameter_tuning, unit_of_privacy, data_in_one_place, claim.others
+            ),
+            *_vocabulary_not_covered(facts, claim.others),
             *facts.not_covered,
         ),
         assumptions=(
-            *who,
-            one_client.format(unit=unit),
-            *bounds,
-            *by_author,
+            sentences.schema_kept(unit_of_privacy, observed is not None),
+            sentences.NO_SAMPLING,
+            sentences.one_client(unit_of_privacy, data_in_one_place),
+            sentences.norm_bound(unit_of_privacy, claim.adaptive_clipping),
+            *([sentences.CLIPPED_BY_CALLER] if claim.clipped_by_caller else []),
+            *([sentences.CLAIMED_BY_AUTHOR] if claim.claimed_by_author else []),
             sentences.CONTINUED_ONCE,
-            *([sentences.SECURE_GENERATOR] if is_secure else []),
-            *assumed_words,
+            *sentences.generator_assumed(facts),
+            *_vocabulary_assumed(facts, claim.others),
         ),
         caveats=(
-            *_of_arithmetic(facts, others),
-            *([] if unit == "user" else [sentences.PERSON_WITH_SEVERAL.format(unit=unit)]),
+            *sentences.arithmetic_caveats(facts, claim.others),
+            *sentences.unit_caveats(unit_of_privacy),
             *facts.caveats,
         ),
         headline_caveats=(
-            *(sentences.AUTHORS_SENSITIVITY.format(mechanism=claim.mechanism) for _ in by_author),
-            *delta_caveats(claim.delta, num_users, unit),
+            *([sentences.authors_sensitivity(claim.mechanism)] if claim.claimed_by_author else []),
+            *sentences.delta_caveats(claim.delta, num_users, unit_of_privacy),
             *facts.headline_caveats,
         ),
-        from_whom=trusted.from_whom,
-        data_in_one_place=in_one_place,
+        from_whom=trust.from_whom,
+        data_in_one_place=data_in_one_place,
+        profile=()
+        if reasons or claim.is_gaussian
+        else parts.profile(claim.weights, claim.others, claim.epsilon),
         parts=()
-        if reasons or claim.weights is None
-        else parts.costs(claim.weights, claim.mechanism, others, claim.delta),
-        **fields,
+        if reasons
+        else parts.costs(claim.weights, claim.mechanism, claim.others, claim.delta),
     )
     return _with_earlier_runs(statement, facts)
 
@@ -249,11 +178,42 @@ def _with_earlier_runs(statement: PrivacyStatement, facts: facts_lib.Facts) -> P
     )
 
 
+def _vocabulary_not_covered(facts: facts_lib.Facts, others: Sequence[parts.Part]) -> list[str]:
+    is_covered = facts.vocabulary_is_public or _is_part(parts.VOCABULARY, others)
+    if is_covered or not facts.has_vocabulary:
+        return []
+    return [sentences.vocabulary_choice(facts.vocabulary_source)]
+
+
+def _is_part(name: str, others: Sequence[parts.Part]) -> bool:
+    return any(part.name == name for part in others)
+
+
+def _fixed(facts: facts_lib.Facts, others: Sequence[parts.Part]) -> str:
+    """Returns by what the data become inputs of the model, which is held fixed."""
+    if _is_part(parts.VOCABULARY, others):
+        return "the public words of the vocabulary"
+    return "the vocabulary" if facts.has_vocabulary else "how inputs are made of the data"
+
+
+def _counted_apart(others: Sequence[parts.Part]) -> tuple[str, ...]:
+    """Returns the names of the parts that count their users besides the rounds."""
+    return tuple(part.name for part in others if part.name != parts.METRICS)
+
+
+def _vocabulary_assumed(facts: facts_lib.Facts, others: Sequence[parts.Part]) -> list[str]:
+    if _is_part(parts.VOCABULARY, others):
+        return [sentences.noised_vocabulary(facts.vocabulary_source)]
+    if not facts.vocabulary_is_public:
+        return []
+    return [sentences.public_vocabulary(facts.vocabulary_source)]
+
+
 def _breaches(
     observed: observed_lib.Participation, schema: schema_lib.MinSep, name: str
 ) -> list[str]:
     return [
-        sentences.BROKEN_SCHEMA.format(name=name, breach=breach)
+        f"The participation broke the schema {name}: {breach}."
         for breach in observed.breaches(schema)
     ]
 
@@ -328,151 +288,72 @@ def sampled_statement(
         reasons.append(sentences.TOO_LITTLE_NOISE)
     if claim.seed_is_known:
         reasons.append(sentences.KNOWN_SEED)
-    adjacency = _adjacency(unit_of_privacy, facts, claim.others, is_sampled=True, apart=claim.apart)
-    return _statement(
-        claim,
-        facts,
-        unit_of_privacy,
-        num_users,
-        data_in_one_place,
-        reasons=reasons,
-        parameters={},
-        who=(f"{claim.sampling} {claim.secrecy}",),
-        bounds=(sentences.CLIPPED_AS_STATED,),
+    trust = facts.trust or sentences.trust(unit_of_privacy, data_in_one_place, is_sampled=True)
+    parameters: dict[str, Scalar] = {}
+    if num_users is not None:
+        parameters["num_users"] = validation.integer("num_users", num_users, minimum=1)
+    statement = PrivacyStatement(
+        mechanism=claim.mechanism,
+        parameters={**parameters, **facts.parameters},
+        epsilon=None if reasons else claim.epsilon,
+        delta=claim.delta,
         rho_zcdp=None,
-        accounting=claim.accounting,
-        adjacency=f"{adjacency} {claim.add_or_remove}".rstrip(),
+        no_guarantee=tuple(reasons),
+        accounting=claim.accounting + sentences.parts_accounting(claim.others, is_sampled=True),
         declared=None,
         accounted=None,
         observed=None,
-        profile=() if reasons else claim.profile,
-    )
-
-
-def _adjacency(
-    unit: str,
-    facts: facts_lib.Facts,
-    others: Sequence[parts.Part],
-    *,
-    is_sampled: bool,
-    adaptive_clipping: bool = False,
-    apart: Sequence[str] = (),
-) -> str:
-    """Returns which data sets are neighbours.
-
-    `apart` names releases about all users that are neither rounds nor among `others`.
-    """
-    if _is_part(parts.VOCABULARY, others):
-        fixed = "the public words of the vocabulary"
-    else:
-        fixed = "the vocabulary" if facts.has_vocabulary else "how inputs are made of the data"
-    # These count their users besides the rounds.
-    names = (*(part.name for part in others if part.name != parts.METRICS), *apart)
-    if is_sampled:
-        counted = "".join(f", and in the {name}, for which nobody is sampled" for name in names)
-        return sentences.ZERO_OUT_WHEN_SAMPLED.format(unit=unit, fixed=fixed, apart=counted)
-    counted = "".join(f" and in the {name}" for name in names)
-    zeroed = sentences.ADAPTIVELY_ZEROED if adaptive_clipping else ""
-    return sentences.ZERO_OUT.format(unit=unit, fixed=fixed, apart=counted, zeroed=zeroed)
-
-
-def _is_part(name: str, others: Sequence[parts.Part]) -> bool:
-    """Returns whether a run releases a part of this name."""
-    return any(part.name == name for part in others)
-
-
-def _of_all_parts(others: Sequence[parts.Part], is_sampled: bool) -> str:
-    """Returns how ε of the weights and of other parts is computed, to follow on the former."""
-    if not others:
-        return ""
-    clauses = (
-        (True, ""),
-        (is_sampled, "loss"),
-        (any(part.noise_multiplier_of_round is not None for part in others), "rounds"),
-        (_is_part(parts.EVALUATION, others), "evaluation"),
-        (any(part.delta for part in others), "delta"),
-        (any(part.epsilon for part in others), "epsilon"),
-    )
-    return "".join(sentences.OF_ALL_PARTS[name] for is_so, name in clauses if is_so) + "."
-
-
-def _of_arithmetic(facts: facts_lib.Facts, others: Sequence[parts.Part]) -> tuple[str, ...]:
-    """Returns the caveats on how noise is drawn and added."""
-    generator = facts.parameters.get(sentences.NOISE_GENERATOR)
-    if generator is None:
-        return (sentences.FLOATING_POINT,)
-    is_noised = any(part.rho_zcdp or part.noise_multiplier_of_round is not None for part in others)
-    rounded = {
-        sentences.SECURE_AND_EXACT: (),
-        sentences.SECURE_OF_PARTIES: (sentences.ROUNDED_BY_PARTIES,),
-    }
-    return (
-        *rounded.get(str(generator), (sentences.ROUNDED_CORRELATION,)),
-        *((sentences.OTHER_GENERATORS,) if is_noised else ()),
-    )
-
-
-def trust(unit: str, in_one_place: bool, is_sampled: bool = False) -> facts_lib.Trust:
-    """Returns the trust model of a run without secure sums; `is_sampled` in secret."""
-    if in_one_place:
-        return facts_lib.Trust(sentences.IN_ONE_PLACE, sentences.NOT_FROM_OPERATOR)
-    drawn = "who is drawn for which round, " if is_sampled else ""
-    witnesses = sentences.NOT_FROM_WITNESSES if is_sampled else ""
-    return facts_lib.Trust(
-        sentences.TRUSTED_SERVER.format(drawn=drawn, unit=unit),
-        sentences.NOT_FROM_SERVER.format(unit=unit) + witnesses,
-    )
-
-
-def tuning(source: str | None) -> str:
-    """Returns what a guarantee says of the choice of settings: nothing."""
-    return sentences.TUNING.format(source=source or _UNKNOWN)
-
-
-def noise_generator(is_sum_of_draws: bool, of_parties: bool = False) -> str:
-    """Returns the value of the parameter `NOISE_GENERATOR` of secure noise."""
-    if of_parties:
-        return sentences.SECURE_OF_PARTIES
-    return sentences.SECURE_AND_EXACT if is_sum_of_draws else sentences.SECURE_AND_CORRELATED
-
-
-def delta_caveats(delta: float, num_users: int | None, unit: str) -> tuple[str, ...]:
-    """Returns `large_delta`; warns if the number of users proves that δ protects nobody."""
-    if num_users is not None and _protects_nobody(delta, num_users):
-        warnings.warn(
-            f"delta={delta:g} is not below 1 / {num_users}, one over the number of {unit}s, and "
-            f"protects nobody for certain: choose one far below {1.0 / num_users:.2g}.",
-            stacklevel=4,
-        )
-    return large_delta(delta, num_users, unit)
-
-
-def _protects_nobody(delta: float, num_users: int) -> bool:
-    return delta * num_users >= 1.0 - 1e-9  # However a delta of 1 / num_users was rounded.
-
-
-def large_delta(delta: float, num_users: int | None, unit: str) -> tuple[str, ...]:
-    """Returns why a delta is too large, for statements and for the start of a run.
-
-    It is one sentence if delta times the number of users is above 0.1, or if delta is large and
-    `num_users` unknown.
-    """
-    shown = {"delta": display.delta(delta), "unit": unit, "users": num_users}
-    if num_users is None:
-        if delta <= defaults.LARGE_DELTA:
-            return ()
-        enough = math.ceil(1.0 / delta)
-        return (sentences.LARGE_DELTA_OF_UNKNOWN.format(enough=enough, **shown),)
-    if _protects_nobody(delta, num_users):
-        return (sentences.DELTA_PROTECTS_NOBODY.format(**shown),)
-    if delta * num_users <= _MANY:
-        return ()
-    somebody = -math.expm1(num_users * math.log1p(-delta))
-    return (
-        sentences.DELTA_TIMES_USERS.format(
-            expected=display.round_up(delta * num_users, 2),
-            somebody=display.round_up(somebody, 2),
-            below=display.round_down(_MANY / num_users, 1),
-            **shown,
+        unit_of_privacy=unit_of_privacy,
+        adjacency=" ".join(
+            filter(
+                None,
+                [
+                    sentences.zero_out_when_sampled(
+                        unit_of_privacy,
+                        _fixed(facts, claim.others),
+                        (*_counted_apart(claim.others), *claim.apart),
+                    ),
+                    claim.add_or_remove,
+                ],
+            )
         ),
+        setting=trust.setting,
+        output=sentences.output(unit_of_privacy, data_in_one_place),
+        covered=(
+            *sentences.covered(unit_of_privacy, data_in_one_place),
+            *sentences.parts_covered(claim.others),
+        ),
+        not_covered=(
+            *sentences.not_covered(
+                facts.hyperparameter_tuning, unit_of_privacy, data_in_one_place, claim.others
+            ),
+            *_vocabulary_not_covered(facts, claim.others),
+            *facts.not_covered,
+        ),
+        assumptions=(
+            f"{claim.sampling} {claim.secrecy}",
+            sentences.one_client(unit_of_privacy, data_in_one_place, facts.rows_have_owners),
+            sentences.CLIPPED_AS_STATED,
+            *([sentences.CLAIMED_BY_AUTHOR] if claim.claimed_by_author else []),
+            sentences.CONTINUED_ONCE,
+            *sentences.generator_assumed(facts),
+            *_vocabulary_assumed(facts, claim.others),
+        ),
+        caveats=(
+            *sentences.arithmetic_caveats(facts, claim.others),
+            *sentences.unit_caveats(unit_of_privacy),
+            *facts.caveats,
+        ),
+        headline_caveats=(
+            *([sentences.authors_sensitivity(claim.mechanism)] if claim.claimed_by_author else []),
+            *sentences.delta_caveats(claim.delta, num_users, unit_of_privacy),
+            *facts.headline_caveats,
+        ),
+        from_whom=trust.from_whom,
+        data_in_one_place=data_in_one_place,
+        profile=() if reasons else claim.profile,
+        parts=()
+        if reasons or claim.weights is None
+        else parts.costs(claim.weights, claim.mechanism, claim.others, claim.delta),
     )
+    return _with_earlier_runs(statement, facts)

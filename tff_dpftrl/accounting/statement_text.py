@@ -10,7 +10,7 @@ import dataclasses
 import json
 import re
 
-from tff_dpftrl.accounting import display, facts, trade_off
+from tff_dpftrl.accounting import composition, display, facts, trade_off
 from tff_dpftrl.accounting import parts as parts_lib
 from tff_dpftrl.accounting import privacy_statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
@@ -321,7 +321,7 @@ def _odds(statement: statement_lib.PrivacyStatement) -> str:
             "This counts this run alone. From it together with the runs that its initial weights "
             f"come from, the guess is right {_at_most(together)}."
         )
-    elif any(sentences.NOTHING_TOGETHER in line for line in statement.headline_caveats):
+    elif any(composition.NOTHING_TOGETHER in line for line in statement.headline_caveats):
         parts.append(
             "This counts this run alone. Nothing is promised for it together with the other runs "
             "that are named below: the guess may be right every time."

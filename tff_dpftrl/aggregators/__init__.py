@@ -10,21 +10,19 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tff_dpftrl.aggregators.dp_ftrl import (
-        DPFTRLFactory,
+    from tff_dpftrl.aggregators.adaptive_clipping import (
+        AdaptiveDPFTRLFactory,
+        ExpensiveClippingWarning,
         build_adaptive_dp_ftrl_aggregator,
-        build_dp_ftrl_aggregator,
     )
+    from tff_dpftrl.aggregators.dp_ftrl import DPFTRLFactory, build_dp_ftrl_aggregator
     from tff_dpftrl.aggregators.sampled_gaussian import SampledGaussianFactory
     from tff_dpftrl.aggregators.secagg import (
         SecAggFactory,
         build_secagg_dp_ftrl_aggregator,
     )
     from tff_dpftrl.aggregators.weighted import WeightedFactory
-    from tff_dpftrl.private_round.adaptive_clipping import (
-        AdaptiveClipping,
-        ExpensiveClippingWarning,
-    )
+    from tff_dpftrl.private_round.adaptive_clipping import AdaptiveClipping
     from tff_dpftrl.private_round.clipping import FlatClipping, PerLayerClipping
     from tff_dpftrl.private_round.estimators import ClippedDenominator, FixedDenominator
 
@@ -34,6 +32,7 @@ __all__ = [
     "FixedDenominator",
     "FlatClipping",
     "PerLayerClipping",
+    "AdaptiveDPFTRLFactory",
     "DPFTRLFactory",
     "SecAggFactory",
     "ExpensiveClippingWarning",
@@ -51,11 +50,12 @@ _MODULE_OF = {
     "FixedDenominator": "private_round.estimators",
     "FlatClipping": "private_round.clipping",
     "PerLayerClipping": "private_round.clipping",
+    "AdaptiveDPFTRLFactory": "aggregators.adaptive_clipping",
     "DPFTRLFactory": "aggregators.dp_ftrl",
-    "ExpensiveClippingWarning": "private_round.adaptive_clipping",
+    "ExpensiveClippingWarning": "aggregators.adaptive_clipping",
     "SampledGaussianFactory": "aggregators.sampled_gaussian",
     "WeightedFactory": "aggregators.weighted",
-    "build_adaptive_dp_ftrl_aggregator": "aggregators.dp_ftrl",
+    "build_adaptive_dp_ftrl_aggregator": "aggregators.adaptive_clipping",
     "build_dp_ftrl_aggregator": "aggregators.dp_ftrl",
     "build_secagg_dp_ftrl_aggregator": "aggregators.secagg",
     "SecAggFactory": "aggregators.secagg",

@@ -7,15 +7,64 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_dpftrl.accounting import guarantee as guarantee_lib
 from tff_dpftrl.aggregators import computations, inner_sum, release_registry, updates
 from tff_dpftrl.execution import contexts, tff_names
+from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import interface
+
+
+class DpFtrlFactory(tff.aggregators.UnweightedAggregationFactory):
+    """Base of the TFF factories of DP-FTRL.
+
+    `private_round` is the mechanism, with strategy, noise multiplier and clipping; it runs without
+    TFF too. `inner_sum` is the sum of the clipped updates.
+    """
+
+    private_round: Any
+    inner_sum: inner_sum.InnerSum
+    _state_type: ClassVar[type]
+    _further_sums: Sequence[inner_sum.InnerSum] = ()
+    _report_non_finite_clients: bool
+
+    def guarantee(self, schema: schema_lib.MinSep, delta: float) -> guarantee_lib.Guarantee:
+        """Computes the guarantee of a run with this aggregator, for zeroing out one client.
+
+        All that a client sends is zeroed out, its bits included. Released clip norms are covered.
+
+        Args:
+          schema: Participation schema of the clients; all its rounds are charged.
+          delta: Parameter δ for which ε is stated.
+
+        Returns:
+          The guarantee. If the seed of the noise was given, the run has none, and a
+          statement made of the guarantee says so.
+
+        Raises:
+          ValueError: If an argument is out of range, or the strategy is not defined
+            for that many rounds.
+        """
+        return guarantee_lib.of_round(self.private_round, schema, delta)
+
+    def create(self, value_type: tff_names.Type) -> tff.templates.AggregationProcess:
+        """Creates the process for updates of one type, any nesting of floating-point tensors.
+
+        A `ValueError` refuses a type without tensors, of other dtypes or unknown shapes, or that
+        does not fit the clipping or a sum.
+        """
+        return build_process(
+            self.private_round,
+            value_type,
+            sums=[self.inner_sum, *self._further_sums],
+            state_type=self._state_type,
+            report_non_finite_clients=self._report_non_finite_clients,
+        )
 
 
 def build_process(

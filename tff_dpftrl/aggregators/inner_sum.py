@@ -2,8 +2,8 @@
 
 Noise is scaled to the L2 norm of one client's contribution to a sum. TFF's `SumFactory`
 adds up the clients' values as they are, so that the clip bounds a contribution. Any other
-sum may encode them, and a quantised vector can be longer than the original. Such a factory
-declares the bound by an attribute
+sum may encode them, and a quantised vector can be longer than the original. The caller of
+such a factory gives the bound, or the factory declares it by an attribute
 
     contribution_norm: float    # Largest L2 norm that one client can add, whatever it sends.
 
@@ -42,41 +42,49 @@ class InnerSum:
         factory: tff.aggregators.UnweightedAggregationFactory | None,
         sent_norm: float,
         *,
+        stated_norm: float | None = None,
         factory_name: str = "sum_factory",
+        stated_name: str = "encoded_norm",
     ) -> InnerSum:
-        """Wraps a factory, with the norm that it declares.
+        """Wraps a factory, with the norm that it declares or that the caller states.
 
-        `sent_norm` is the largest L2 norm of the value that a client gives to the sum, and
-        `factory_name` is for messages. A factory is refused if it is not known to be exact and
-        does not bound a client's contribution; and if its `sum_dtype` is coarser than float32.
+        `sent_norm` is the largest L2 norm of the value that a client gives to the sum;
+        `stated_norm` the caller's `contribution_norm`. The names of arguments are for messages. A
+        factory is refused if it is not known to be exact, and neither it nor the caller bounds a
+        client's contribution; and if its `sum_dtype` is coarser than float32.
         """
         if factory is None:
             factory = tff.aggregators.SumFactory()
         # Not isinstance: a subclass may do anything.
-        if type(factory) is tff.aggregators.SumFactory:
-            return cls(factory, sent_norm, is_exact=True)
-        declared = _declared_norm(factory)
-        if declared is None:
+        is_exact = type(factory) is tff.aggregators.SumFactory
+        declared = sent_norm if is_exact else _declared_norm(factory)
+        if declared is None and stated_norm is None:
             raise validation.UsageError(
                 f"{factory_name} {type(factory).__name__} is not known to keep the norm of what a "
                 f"client sends, at most {sent_norm:g}: sums that quantise or encode can lengthen "
-                "it, and the noise has to cover that. Let the factory declare, as its attribute "
-                "contribution_norm, the largest norm that one client can add to the sum."
+                f"it, and the noise has to cover that. Give {stated_name}, the largest norm that "
+                "one client can add to the sum, or let the factory declare it as its attribute "
+                "contribution_norm."
             )
         dtype = getattr(factory, "sum_dtype", np.float32)
-        if dtype not in (np.float32, np.float64):
+        if not is_exact and dtype not in (np.float32, np.float64):
             raise validation.UsageError(
                 f"{factory_name} {type(factory).__name__} must have np.float32 or np.float64 as "
                 f"sum_dtype, got {dtype!r}: rounding to anything coarser can make an update longer "
                 "than its clip norm. Cast inside the factory, and let it declare "
                 "what that adds in contribution_norm."
             )
-        return cls(factory, max(sent_norm, declared), is_exact=False)
-
-    @property
-    def encoded_norm(self) -> float | None:
-        """The norm that the noise has to cover, None if the sum encodes nothing."""
-        return None if self.is_exact else self.contribution_norm
+        least = max(sent_norm, declared or 0.0)
+        if stated_norm is None:
+            return cls(factory, least, is_exact)
+        norm = validation.number(
+            stated_name,
+            stated_norm,
+            at_least=least,
+            at_most=validation.MAX_CLIP_NORM,
+            remedy=f"That is what one client can add to the sum of this {factory_name}.",
+        )
+        return cls(factory, norm, is_exact)
 
     @property
     def dtype(self) -> tf.DType:

@@ -5,23 +5,28 @@ McMahan et al. 2018, Algorithm 1. The mechanism is `private_round.sampled_gaussi
 
 from __future__ import annotations
 
-import collections
+from typing import Any, NamedTuple
 
 import tensorflow_federated as tff
-from typing_extensions import Unpack
 
 from tff_dpftrl.accounting import dp_fedavg
 from tff_dpftrl.aggregators import adapter, inner_sum
 from tff_dpftrl.execution import tff_names
 from tff_dpftrl.private_round import clipping as clipping_lib
-from tff_dpftrl.private_round import estimators, interface
+from tff_dpftrl.private_round import estimators
 from tff_dpftrl.private_round import sampled_gaussian as sampled_gaussian_lib
 
-# That of the round, and the empty ones of both sums. It is secret: the seed reveals the noise.
-SampledGaussianState = collections.namedtuple(
-    "SampledGaussianState",
-    (*sampled_gaussian_lib.SampledGaussianState._fields, "sum_state", "weight_state"),
-)
+
+class SampledGaussianState(NamedTuple):
+    """State of the aggregator: that of the round, and the empty ones of both sums.
+
+    It is secret: the seed reveals the noise.
+    """
+
+    round_index: Any
+    seed: Any
+    sum_state: Any
+    weight_state: Any
 
 
 class SampledGaussianFactory(tff.aggregators.WeightedAggregationFactory):
@@ -52,8 +57,9 @@ class SampledGaussianFactory(tff.aggregators.WeightedAggregationFactory):
         noise_multiplier: float,
         estimator: estimators.Estimator,
         weight_cap: float = 1.0,
+        deterministic_seed: int | None = None,
+        secure_noise: bool = False,
         report_non_finite_clients: bool = False,
-        **noise: Unpack[interface.NoiseOptions],
     ):
         """Initialises the factory.
 
@@ -64,10 +70,13 @@ class SampledGaussianFactory(tff.aggregators.WeightedAggregationFactory):
           estimator: Rule for the divisor of the sum.
           weight_cap: Number ŵ of examples from which on a client has weight 1. With 1
             every client that has examples weighs the same.
+          deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only: a
+            run with a known seed is not private. From the operating system if None.
+          secure_noise: Whether a cryptographic generator, AES-256 in counter mode, draws the noise
+            on a grid; else of Philox. TFF's own executor cannot draw it: compile the process.
           report_non_finite_clients: Whether the measurement "non_finite_clients" counts
             the updates dropped as not finite: an exact count, outside the privacy
             guarantee.
-          **noise: `deterministic_seed` and `secure_noise`, see `interface.NoiseOptions`.
 
         Raises:
           ValueError: If an argument cannot be used.
@@ -77,7 +86,8 @@ class SampledGaussianFactory(tff.aggregators.WeightedAggregationFactory):
             noise_multiplier=noise_multiplier,
             estimator=estimator,
             weight_cap=weight_cap,
-            **noise,
+            deterministic_seed=deterministic_seed,
+            secure_noise=secure_noise,
         )
         self._report_non_finite_clients = report_non_finite_clients
 

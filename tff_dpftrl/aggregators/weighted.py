@@ -13,10 +13,10 @@ import tensorflow_federated as tff
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import guarantee as guarantee_lib
-from tff_dpftrl.aggregators import computations, dp_ftrl, secagg, updates
+from tff_dpftrl.aggregators import adaptive_clipping, computations, dp_ftrl, secagg, updates
 from tff_dpftrl.execution import tff_names
 from tff_dpftrl.participation import schema as schema_lib
-from tff_dpftrl.private_round import estimators, interface
+from tff_dpftrl.private_round import interface
 
 
 class WeightedFactory(tff.aggregators.WeightedAggregationFactory):
@@ -35,7 +35,9 @@ class WeightedFactory(tff.aggregators.WeightedAggregationFactory):
 
     def __init__(
         self,
-        aggregator: dp_ftrl.DPFTRLFactory | secagg.SecAggFactory,
+        aggregator: dp_ftrl.DPFTRLFactory
+        | adaptive_clipping.AdaptiveDPFTRLFactory
+        | secagg.SecAggFactory,
         *,
         weight_cap: float = 1.0,
     ):
@@ -50,7 +52,10 @@ class WeightedFactory(tff.aggregators.WeightedAggregationFactory):
         Raises:
           ValueError: If an argument cannot be used.
         """
-        if not isinstance(aggregator, dp_ftrl.DPFTRLFactory | secagg.SecAggFactory):
+        if not isinstance(
+            aggregator,
+            dp_ftrl.DPFTRLFactory | adaptive_clipping.AdaptiveDPFTRLFactory | secagg.SecAggFactory,
+        ):
             raise validation.UsageError(
                 "aggregator must come from one of this package's build_…dp_ftrl_aggregator, got "
                 f"{type(aggregator).__name__}. Around others a weight has no bound that the noise "
@@ -87,7 +92,9 @@ class WeightedFactory(tff.aggregators.WeightedAggregationFactory):
 
         @computations.tensorflow(value_type, weight_type)
         def weigh(value, weight):
-            weight = estimators.capped(weight, self.weight_cap)
+            weight = tf.cast(weight, tf.float64) / self.weight_cap
+            # NaN is not above 0 either.
+            weight = tf.where(weight > 0, tf.minimum(weight, 1.0), 0.0)
             return update.pack_as_update(
                 [tf.cast(weight, tensor.dtype) * tensor for tensor in update.flatten(value)]
             )

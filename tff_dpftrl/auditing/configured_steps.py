@@ -16,7 +16,7 @@ from tff_dpftrl.finetuning import choosing, example_sampling, proxies, run_priva
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.finetuning import run as run_lib
 from tff_dpftrl.runs import metrics_share
-from tff_dpftrl.training import corpus
+from tff_dpftrl.training import corpus, warm_start
 
 _UNITS = 8
 _UNITS_AT_ONCE = 3  # So that sums have borders, and a last piece that is not full.
@@ -53,7 +53,8 @@ def audit_config(
         warmup_steps=0,
         iterate_averaging=None,
     )
-    initial = config.part(trained_part.InitialOptions).load()
+    found = warm_start.find(config.initial_folder)
+    initial = found.load(sequence_length=config.sequence_length)
     part = trained_part.TrainedPart.of(initial, config.adapter_rank, seed=config.seed)
     options, public = config.part(choosing.SamplingOptions), None
     users = _users(options, num_users)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import display
-from tff_dpftrl.cli import delta_flag, flags, mechanism_flags, output, sampling_flags
+from tff_dpftrl.cli import delta_flag, mechanism_flags, output, sampling_flags
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import guarantee as guarantee_lib
@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from tff_dpftrl.mechanisms import strategy as strategy_lib
     from tff_dpftrl.participation import sampling as sampling_lib
     from tff_dpftrl.participation import schema as schema_lib
-
-    # What JSON says, lines of text, and ε for the neighbours that were asked for, with its method.
-    _Report = tuple[
-        dict[str, Any], dict[str, str], tuple[neighbours_lib.Neighbours, float, str] | None
-    ]
 
 _DESCRIPTION = """\
 Account for the privacy of a DP-FTRL run: rho-zCDP, and epsilon at a delta.
@@ -72,19 +67,29 @@ def add_parser(subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    noise = "Standard deviation of the noise draws per unit of clip norm. With adaptive clipping: "
-    noise += "the total z of updates and clip norm together."
-    fork = "Number of rounds that all --branches share. Each has its own noise after them."
-    flags.add(
-        parser,
-        ("noise-multiplier", float, "Z", noise),
-        ("branches", int, "N", "Number of runs that go on from the state after --fork-at rounds."),
-        ("fork-at", int, "T", fork),
+    parser.add_argument(
+        "--noise-multiplier",
+        type=float,
+        metavar="Z",
+        help="Standard deviation of the noise draws per unit of clip norm. With "
+        "adaptive clipping: the total z of updates and clip norm together.",
     )
     delta_flag.add(parser)
     mechanism_flags.add_arguments(parser)
     sampling_flags.add_arguments(parser)
     sampling_flags.add_neighbours(parser)
+    parser.add_argument(
+        "--branches",
+        type=int,
+        metavar="N",
+        help="Number of runs that continue from the state after the first --fork-at rounds.",
+    )
+    parser.add_argument(
+        "--fork-at",
+        type=int,
+        metavar="T",
+        help="Number of rounds that all --branches share. Each has its own noise after them.",
+    )
     output.add_format(parser)
 
 
@@ -94,21 +99,34 @@ def run(args: argparse.Namespace) -> int:
     mechanism_flags.require(args, ("noise_multiplier",), *needs)
     delta_flag.check(args.delta)
     options = sampling_flags.options_from(args)
-    if (args.branches is None) != (args.fork_at is None):
+    _check_branches(args, is_sampled=options is not None)
+    strategy, participation = sampling_flags.run_from(args, options)
+    show(args, strategy, participation, args.noise_multiplier)
+    return 0
+
+
+def _check_branches(args: argparse.Namespace, *, is_sampled: bool) -> None:
+    """Refuses --branches and --fork-at if they are out of range, or do not fit other flags."""
+    if args.branches is None and args.fork_at is None:
+        return
+    if args.branches is None or args.fork_at is None:
         raise validation.UsageError(
             "--branches and --fork-at need each other: the number of branches, and the number of "
             "rounds that they share."
         )
-    if args.branches is not None and args.sampling is not None:
-        rounds = max(args.rounds, args.fork_at + args.branches * (args.rounds - args.fork_at))
+    validation.integer("--branches", args.branches, minimum=1)
+    validation.integer("--fork-at", args.fork_at, minimum=0)
+    if args.fork_at > args.rounds:
+        raise validation.UsageError(
+            f"--fork-at must be at most --rounds {args.rounds}, got {args.fork_at}."
+        )
+    if is_sampled:
+        rounds = args.fork_at + args.branches * (args.rounds - args.fork_at)
         raise validation.UsageError(
             "--branches is not for --sampling. For poisson, if each branch draws its "
             f"cohorts anew, give --rounds {rounds}, the rounds of all branches. For others, leave "
             "out --sampling, and give the separation and participations that clients keep to."
         )
-    strategy, participation = sampling_flags.run_from(args, options)
-    show(args, strategy, participation, args.noise_multiplier)
-    return 0
 
 
 def show(
@@ -118,30 +136,27 @@ def show(
     noise_multiplier: float,
 ) -> None:
     """Prints what a run of `sampling_flags.run_from` guarantees, as JSON or as rounded-up text."""
-    report_of = _exact if args.sampling is None else _sampled
-    report, lines, others = report_of(args, strategy, participation, noise_multiplier)
-    if others is not None:
-        neighbours, epsilon, method = others
-        stated = {"epsilon": _finite(epsilon), "method": method}
-        report["neighbours"] = dataclasses.asdict(neighbours) | stated
-        said = f"epsilon {display.round_up(epsilon)} where {neighbours.sentence} ({method})"
-        lines["neighbours"] = said
+    if args.sampling is None:
+        report, lines = _exact(args, strategy, participation, noise_multiplier)
+    else:
+        report, lines = _sampled(args, strategy, participation, noise_multiplier)
     if args.format == "json":
         output.print_json(report)
         return
     if noise_multiplier == 0.0:
         print("No differential privacy guarantee: there is no noise.\n")
     print("\n".join(f"{name:15} {text}" for name, text in lines.items()))
-    if noise_multiplier and args.sampling is None and args.branches is None:
+    if noise_multiplier and args.sampling is None and "fork_at" not in report:
         name, value = "mechanism", args.mechanism
         if args.strategy is not None:
             name, value = "strategy", shlex.quote(args.strategy)
+        schema = participation
         output.print_next(
             "Train with this noise, and with the same mechanism and its options",
             f"tff-dpftrl train --{name} {value} "
             f"--noise-multiplier {display.round_up(noise_multiplier, 8)} "
-            f"--rounds {report['num_rounds']} --min-sep {report['min_sep']} "
-            f"--max-participations {report['max_participations']} --delta {args.delta!r} ...",
+            f"--rounds {schema.num_rounds} --min-sep {schema.min_sep} "
+            f"--max-participations {schema.max_participations} --delta {args.delta!r} ...",
         )
 
 
@@ -150,16 +165,22 @@ def _exact(
     strategy: strategy_lib.Strategy,
     schema: schema_lib.MinSep,
     noise_multiplier: float,
-) -> _Report:
-    """Returns the report of a run without sampling."""
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns the report of a run without sampling, and its lines."""
     claim = _guarantee(args, strategy, schema, noise_multiplier)
-    fork = {}
-    if args.branches is not None:
+    report, branches_line = claim.to_dict(), {}
+    if getattr(args, "branches", None) is not None:
         from tff_dpftrl.mechanisms import branches
 
         fork = {"num_branches": args.branches, "fork_at": args.fork_at}
         joint = branches.sensitivity(strategy, schema, **fork)
         claim = dataclasses.replace(claim, sensitivity=joint)
+        report = claim.to_dict() | fork
+        branches_line["branches"] = (
+            f"all figures are of {args.branches} branches together, which share the first "
+            f"{args.fork_at} rounds and have independent noise after them; participation is "
+            "that in the shared rounds and any one branch"
+        )
     lines = {
         "mechanism": f"{claim.mechanism}, noise multiplier {display.round_up(noise_multiplier, 8)}",
         "rounds": str(schema.num_rounds),
@@ -171,22 +192,17 @@ def _exact(
         "rho (zCDP)": display.round_up(claim.rho_zcdp),
         "epsilon": f"{display.round_up(claim.epsilon)} at delta = {display.delta(claim.delta)}",
         "epsilon by RDP": f"{display.round_up(claim.epsilon_rdp)} (looser; as in older papers)",
+        **branches_line,
     }
-    if fork:
-        lines["branches"] = (
-            f"all figures are of {args.branches} branches together, which share the first "
-            f"{args.fork_at} rounds and have independent noise after them; participation is "
-            "that in the shared rounds and any one branch"
-        )
     if claim.clip_norm_inflation != 1.0:
         lines["inflation"] = f"{claim.clip_norm_inflation:.8g} times the clip norm"
     neighbours = sampling_flags.neighbours_from(args)
-    changes, others = neighbours.num_changes, None
+    changes = neighbours.num_changes
     if neighbours.relation != "zero-out" or changes > 1:
         larger = dataclasses.replace(claim, clip_norm_inflation=changes * claim.clip_norm_inflation)
         method = f"{changes} times the sensitivity" if changes > 1 else "the same distributions"
-        others = neighbours, larger.epsilon, method
-    return claim.to_dict() | fork, lines, others
+        _add_neighbours(report, lines, neighbours, larger.epsilon, method)
+    return report, lines
 
 
 def _sampled(
@@ -194,8 +210,8 @@ def _sampled(
     strategy: strategy_lib.Strategy,
     sampling: sampling_lib.Sampling,
     noise_multiplier: float,
-) -> _Report:
-    """Returns the report of a run with secret sampling."""
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns the report of a run with secret sampling, and its lines."""
     from tff_dpftrl.accounting import gaussian, samplings
 
     options = sampling_flags.options_from(args) or {}
@@ -234,10 +250,11 @@ def _sampled(
         )
     if math.isfinite(known):
         lines["samples known"] = f"epsilon {display.round_up(known)}, however clients are drawn"
-    neighbours, others = sampling_flags.neighbours_from(args), None
+    neighbours = sampling_flags.neighbours_from(args)
     if neighbours != samplings.ZERO_OUT:
-        others = neighbours, sampled.epsilon(args.delta, neighbours), sampled.how(neighbours)
-    return report, lines, others
+        of_others = sampled.epsilon(args.delta, neighbours)
+        _add_neighbours(report, lines, neighbours, of_others, sampled.how(neighbours))
+    return report, lines
 
 
 def _guarantee(
@@ -254,6 +271,21 @@ def _guarantee(
         schema=schema,
         delta=args.delta,
         clip_norm_inflation=args.clip_norm_inflation,
+    )
+
+
+def _add_neighbours(
+    report: dict[str, Any],
+    lines: dict[str, str],
+    neighbours: neighbours_lib.Neighbours,
+    epsilon: float,
+    method: str,
+) -> None:
+    """Adds what is guaranteed for further neighbours to a report and to its lines."""
+    stated = {"epsilon": _finite(epsilon), "method": method}
+    report["neighbours"] = dataclasses.asdict(neighbours) | stated
+    lines["neighbours"] = (
+        f"epsilon {display.round_up(epsilon)} where {neighbours.sentence} ({method})"
     )
 
 

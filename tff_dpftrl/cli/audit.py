@@ -37,7 +37,7 @@ its model, with and without each unit, and compare exactly what they release.
 
 --run: derive the numbers of a finished or interrupted run's privacy statement again, as far as its
 records allow, from ledger, options, checkpoint and strategy. Other code than wrote them does this,
-except for the ε of bins sampling, and for sentences. Its files are searched for what
+except for the ε of bins and b-min-sep sampling, and for sentences. Its files are searched for what
 should not be there. It takes seconds.
 
 docs/explanation/auditing.md says what an audit proves and what it does not.

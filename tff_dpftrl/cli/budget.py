@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tff_dpftrl import validation
@@ -54,12 +53,19 @@ def add_parser(subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    text = "Corpus that the runs trained on, as given to train --data."
-    parser.add_argument("data", metavar="DATA", help=text)
-    text = "Folders to search for runs, with all folders below them. Default: results."
-    parser.add_argument("--runs", nargs="+", default=["results"], metavar="DIR", help=text)
-    text = "Largest ε that all runs may have spent."
-    parser.add_argument("--max-epsilon", type=float, metavar="E", help=text)
+    parser.add_argument(
+        "data", metavar="DATA", help="Corpus that the runs trained on, as given to train --data."
+    )
+    parser.add_argument(
+        "--runs",
+        nargs="+",
+        default=["results"],
+        metavar="DIR",
+        help="Folders to search for runs, with all folders below them. Default: results.",
+    )
+    parser.add_argument(
+        "--max-epsilon", type=float, metavar="E", help="Largest ε that all runs may have spent."
+    )
     output.add_format(parser)
 
 
@@ -91,21 +97,24 @@ def _gaps(budget: data_budget.Budget) -> list[str]:
     """Describes what the total leaves out, or why there is none."""
     from tff_dpftrl.accounting import composition
 
-    lines, runs = [], budget.runs.items()
+    lines = []
     if not composition.of_one_unit(list(budget.runs.values())):
-        examples = [name for name, run in runs if run.unit_of_privacy == "example"]
-        names = _names(name for name in examples if budget.runs[name].epsilon is not None)
+        names = ", ".join(
+            str(folder)
+            for folder, run in budget.runs.items()
+            if run.unit_of_privacy == "example" and run.epsilon is not None
+        )
         lines.append(f"Not added up with the others: {names}, where ε is for single examples.")
     if budget.without_statement:
-        names = _names(budget.without_statement)
+        names = ", ".join(map(str, budget.without_statement))
         lines.append(f"Without a statement: {names}. Run tff-dpftrl report on it first.")
     if budget.not_found:
-        names = _names(budget.not_found)
+        names = ", ".join(budget.not_found)
         lines.append(
             f"Not in these folders: {names}, whose models were the beginning of runs that are."
         )
     if budget.not_compared:
-        names = _names(budget.not_compared)
+        names = ", ".join(map(str, budget.not_compared))
         lines.append(
             "Not compared, since their corpus is not where it was or was in memory, or this one "
             f"cannot be read by their options: {names}."
@@ -113,14 +122,8 @@ def _gaps(budget: data_budget.Budget) -> list[str]:
     return lines
 
 
-def _names(folders: Iterable[object]) -> str:
-    return ", ".join(map(str, folders))
-
-
 def _as_json(budget: data_budget.Budget) -> dict[str, object]:
-    def total(of: data_budget.Budget | data_budget.Fork) -> dict[str, object] | None:
-        return None if of.total is None else dataclasses.asdict(of.total)
-
+    total = budget.total
     return {
         "runs": [{"folder": str(folder), **run.to_json()} for folder, run in budget.runs.items()],
         "without_statement": list(map(str, budget.without_statement)),
@@ -134,11 +137,11 @@ def _as_json(budget: data_budget.Budget) -> dict[str, object]:
                 "unread": list(map(str, fork.unread)),
                 "is_choice": fork.is_choice,
                 "together": [run.to_json() for run in fork.spent],
-                "total": total(fork),
+                "total": None if fork.total is None else dataclasses.asdict(fork.total),
             }
             for fork in budget.forks
         ],
-        "total": total(budget),
+        "total": None if total is None else dataclasses.asdict(total),
     }
 
 
@@ -150,7 +153,7 @@ _NOTHING = (
 
 def _fork_in_words(fork: data_budget.Fork) -> str:
     """Describes folders that went on from one state, and what they cost together."""
-    names = _names(fork.folders)
+    names = ", ".join(map(str, fork.folders))
     if fork.is_choice:
         return (
             f"{names} are copies of one choice among runs (sweep --select): nothing is promised, "
@@ -158,7 +161,7 @@ def _fork_in_words(fork: data_budget.Fork) -> str:
         )
     total = fork.total
     if fork.unread:
-        unread = _names(fork.unread)
+        unread = ", ".join(map(str, fork.unread))
         promised = f"each is charged by itself, {_cost(total)} together" if total else _NOTHING
         return (
             f"{names} may be of one run, since their options are the same, and no ledger can be "
@@ -194,12 +197,10 @@ def _print(budget: data_budget.Budget) -> None:
     for fork in budget.forks:
         print(f"\n{_fork_in_words(fork)}")
     total, number = budget.total, len(rows) - 1
-    who = "For who is in it" if number == 1 else f"For who is in all {number} of them"
-    if total is not None:
+    if total is None and not composition.of_one_unit(list(budget.runs.values())):
+        print("\nNot all of them protect the same unit: nothing is promised for all together.")
+    elif total is None:
+        print("\nNot all of them have a guarantee: nothing is promised for all together.")
+    else:
+        who = "For who is in it" if number == 1 else f"For who is in all {number} of them"
         print(f"\n{who}: {display.epsilon_at(total.epsilon, total.delta)} ({total.how}).")
-        return
-    is_one = composition.of_one_unit(list(budget.runs.values()))
-    reason = (
-        "Not all of them have a guarantee" if is_one else "Not all of them protect the same unit"
-    )
-    print(f"\n{reason}: nothing is promised for all together.")

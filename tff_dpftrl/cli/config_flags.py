@@ -7,8 +7,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from tff_dpftrl import validation
 from tff_dpftrl.data import sources, tables
@@ -40,48 +39,7 @@ METAVARS = {
 """What stands for an option's value in `--help`."""
 WITHOUT_VALUE = {"secure_aggregation": "active-server"}
 """Values of options whose flag may stand alone."""
-_WHAT = "what is run"
-# Groups of flags, in order, and the groups of options that they hold beside those of their name.
-_GROUPS = {
-    _WHAT: ("federated learning", "fine-tuning", "run", "tests of the task"),
-    "privacy": ("secure aggregation of the devices' reports",),
-    "data": (),
-    "model": ("model and data of your own",),
-    "devices": ("rounds with devices",),
-}
 _TABLE = [field.name for field in dataclasses.fields(tables.TableOptions)]
-
-
-class _Help(argparse.Action):
-    """Flag that shows the options which most people need first, or with "all" every option."""
-
-    def __init__(self, first: str, **kwargs: Any):
-        super().__init__(**kwargs)
-        self._first = (self.dest, *first.split())
-
-    def __call__(self, parser, namespace, values, option_string=None) -> None:
-        """Prints the help, and ends the program."""
-        others = [] if values else [a for a in parser._actions if a.dest not in self._first]
-        for action in others:
-            action.help = argparse.SUPPRESS
-        parser.print_help()
-        if others:
-            print(f"\n{parser.prog} --help all shows {len(others)} more options.")
-        parser.exit()
-
-
-def add_help(parser: argparse.ArgumentParser, first: str) -> None:
-    """Adds --help to a parser that was made without it; `first` names options, with blanks."""
-    text = "Show the options that most people need first, or all, and exit."
-    parser.add_argument(
-        *("-h", "--help"),
-        action=functools.partial(_Help, first),
-        nargs="?",
-        choices=["all"],
-        metavar="all",
-        default=argparse.SUPPRESS,
-        help=text,
-    )
 
 
 def add_config(
@@ -113,23 +71,26 @@ def add_options(
     parser: argparse.ArgumentParser,
     kind: type[language_config.TextConfig] = config_lib.TrainingConfig,
     *,
-    without: Iterable[str] = (),
+    besides: type[language_config.TextConfig] | None = None,
     also: type[language_config.TextConfig] | None = None,
     condition: str = "",
 ) -> None:
     """Adds the flags of all fields of a config, in groups; those not given have no attribute.
 
-    Flags of the options `without` are left out. Flags take the choices of options of the same names
-    in `also`, too. `condition` follows the name of each group.
+    Flags of the config `besides` are left out, as the parser has them already. Flags take the
+    choices of options of the same names in `also`, too. `condition` follows the name of each group.
     """
-    groups = {name: parser.add_argument_group(name + condition) for name in _GROUPS}
+    groups: dict[str, argparse._ArgumentGroup] = {}
     hints = typing.get_type_hints(kind)
     others = typing.get_type_hints(also) if also else {}
-    names = {of: name for name, held in _GROUPS.items() for of in (name, *held)}
+    known = {field.name for field in dataclasses.fields(besides)} if besides else ()
     for field in dataclasses.fields(kind):
-        if field.name not in without:
-            group = groups[names[field.metadata["group"]]]
-            add_flag(group, field, hints[field.name], others.get(field.name))
+        if field.name in known:
+            continue
+        group = field.metadata["group"] + condition
+        if group not in groups:
+            groups[group] = parser.add_argument_group(group)
+        add_flag(groups[group], field, hints[field.name], others.get(field.name))
 
 
 def add_flag(

@@ -9,14 +9,14 @@ from tff_dpftrl import validation
 from tff_dpftrl.accounting import defaults
 
 
-def add(parser: argparse.ArgumentParser, besides: str = "") -> None:
-    """Adds --delta; `besides` follows its default in the help."""
+def add(parser: argparse.ArgumentParser) -> None:
+    """Adds --delta."""
     parser.add_argument(
         "--delta",
         type=float,
         default=defaults.DELTA,
         metavar="D",
-        help=f"Delta. Default: {defaults.DELTA}{besides}.",
+        help="Delta. Default: %(default)s.",
     )
 
 
@@ -33,7 +33,7 @@ def check(delta: float) -> None:
 
 def check_for_population(delta: float, population: int) -> None:
     """Warns on standard error of a δ that is too large for the number of devices."""
-    from tff_dpftrl.accounting import statement
+    from tff_dpftrl.accounting import statement_sentences
 
-    for reason in statement.large_delta(delta, population, "device"):
+    for reason in statement_sentences.large_delta(delta, population, "device"):
         print(f"Warning: {reason}", file=sys.stderr)

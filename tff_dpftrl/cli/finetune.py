@@ -22,7 +22,7 @@ is correlated (cyclic, bins).
 
 By default --compute-budget, the gradients of a step, is spent on ELS or ULS, whichever promises
 less noise. Gradients of public text decide, which costs no privacy. Compare all choices beforehand
-with `tff-dpftrl plan --finetune`.
+with `tff-dpftrl finetune-plan`.
 
 Model and vocabulary are those of --initial-weights, from `tff-dpftrl pretrain`, or a checkpoint in
 Hugging Face's layout, which comes back in that layout, too (docs/how_to/checkpoints.md). The output
@@ -59,11 +59,6 @@ A TOML file given with --config holds the same options, with underscores instead
 (num_steps = 500), in tables of any name; flags overrule it.
 """
 
-_FIRST = (
-    "output config resume data user_column text_column initial_weights adapter_rank num_steps "
-    "compute_budget target_epsilon delta"
-)
-
 
 def add_parser(subparsers) -> None:
     """Registers the subcommand."""
@@ -72,9 +67,7 @@ def add_parser(subparsers) -> None:
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        add_help=False,
     )
-    config_flags.add_help(parser, _FIRST)
     parser.set_defaults(
         run=run,
         what_is_left=functools.partial(train.what_is_left, command="finetune", unit="step"),

@@ -38,6 +38,7 @@ _GROUPS = {
         "pretrain": "train a model on public text, for --initial-weights of train and finetune",
         "train": "train a next-word model with DP-FTRL and state its privacy",
         "sweep": "train, or fine-tune, for all combinations of options, and compare",
+        "finetune-plan": "ELS or ULS, group size, cohort and noise for fine-tuning",
         "finetune": "fine-tune a pretrained model with a guarantee for every user",
     },
     "Look at what was trained": {
@@ -57,8 +58,11 @@ _GROUPS = {
         "noise-party": "add the noise of a task within its secure sums, and see no data",
     },
     "Choose mechanism and noise": {
-        "plan": "what to run: mechanism, noise, cohort and timer, or the way to fine-tune",
+        "optimize": "find the best noise mechanism for a run",
+        "compare": "compare mechanisms over separations, rounds or participations",
         "account": "what a run costs in privacy",
+        "calibrate": "the noise that meets a privacy target",
+        "plan": "which mechanism, report goal, noise and timer reach a target",
     },
 }
 _PROTOCOL = ("tensorflow", "cryptography", "google.protobuf")
@@ -68,7 +72,7 @@ _SERVED = (*_PROTOCOL, "grpc", "sqlalchemy")
 _NEEDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("pretrain", "train", "sweep", "finetune"), ("tensorflow", "matplotlib")),
     **dict.fromkeys(("predict", "export"), ("tensorflow",)),
-    "plan initial_weights": ("tensorflow",),
+    "finetune-plan initial_weights": ("tensorflow",),
     "audit config": ("tensorflow",),
     "audit config output": ("matplotlib",),
     "task": _PROTOCOL,
@@ -79,15 +83,8 @@ _NEEDS: dict[str, tuple[str, ...]] = {
     "fleet": (*_PROTOCOL, "grpc"),
     "log": ("cryptography",),
     "noise-party": _PROTOCOL,
+    "compare png": ("matplotlib",),
     "plan plot": ("matplotlib",),
-}
-# Names of commands that are parts of others now, and what to type instead.
-_MOVED = {
-    "calibrate": "tff-dpftrl plan with the same flags",
-    "compare": "tff-dpftrl plan --compare A B ... with the same flags, --format csv for --csv, and "
-    "--plot FILE for --png",
-    "finetune-plan": "tff-dpftrl plan --finetune with the same flags, and --population for --users",
-    "optimize": "tff-dpftrl plan with the same flags",
 }
 _SUBCOMMANDS = tuple(name for names in _GROUPS.values() for name in names)
 _JOURNEY = """\
@@ -98,8 +95,7 @@ The usual way:
   tff-dpftrl audit --run results/quickstart
   tff-dpftrl predict results/quickstart "the number of"
 
-tff-dpftrl COMMAND --help has the options of a command, with examples. Of train, finetune and
-task new it has those that most people need first: --help all has all.
+tff-dpftrl COMMAND --help has the options of a command, with examples.
 """
 
 
@@ -119,8 +115,6 @@ class _Parser(argparse.ArgumentParser):
         given = sys.argv[1:] if args is None else list(args)
         if not given:
             self.exit(2, self.format_help())
-        if given[0] in _MOVED:
-            self.exit(2, f"{self.prog}: {given[0]} is a part of plan: type {_MOVED[given[0]]}\n")
         if not given[0].startswith("-") and given[0] not in _SUBCOMMANDS:
             near = difflib.get_close_matches(given[0], _SUBCOMMANDS, n=1)
             meant = f"; did you mean {near[0]}?" if near else ""

@@ -17,11 +17,8 @@ if TYPE_CHECKING:
     from tff_dpftrl.participation import schema as schema_lib
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
-    """Adds the flags of mechanism, schema and restarts; returns the group of the separation.
-
-    What is needed is checked by `require`.
-    """
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of mechanism, schema and restarts; what is needed is checked by `require`."""
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--mechanism",
@@ -33,10 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiv
     which.add_argument(
         "--strategy",
         metavar="FILE|NAME",
-        help="Strategy file that tff-dpftrl plan --output wrote, or the name of a published "
+        help="Strategy file that tff-dpftrl optimize --output wrote, or the name of a published "
         "strategy, such as blt-gboard-b100, -b400 or -b1000 (parameters of production models).",
     )
-    separation = _add_schema(parser)
+    add_schema_arguments(parser)
     parser.add_argument(
         "--restart-every",
         type=int,
@@ -59,20 +56,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiv
         "update above the clip norm that --noise-multiplier is relative to. Default: 1, no "
         "rounding.",
     )
-    _add_options(parser.add_argument_group("options of mechanisms"))
-    return separation
+    add_options(parser.add_argument_group("options of mechanisms"))
 
 
 def require(args: argparse.Namespace, *needs: Sequence[str]) -> None:
-    """Refuses flags of which not one of each need is given; needs are names of attributes."""
+    """Refuses a command line that lacks flags: of each need, names of attributes, one is given."""
     missing = [names for names in needs if all(getattr(args, name) is None for name in names)]
     if missing:
         flags = (" or ".join(f"--{name.replace('_', '-')}" for name in names) for names in missing)
         raise validation.UsageError(f"the following flags are required: {', '.join(flags)}.")
-    for names in needs:
-        given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) is not None]
-        if len(given) > 1:
-            raise validation.UsageError(f"{' and '.join(given)} exclude each other: give one.")
 
 
 SCHEMA = (("rounds",), ("min_sep", "min_sep_gap"))
@@ -81,8 +73,8 @@ RUN = (*SCHEMA, ("mechanism", "strategy"))
 """What `require` asks of a run without secret sampling."""
 
 
-def _add_schema(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
-    """Adds the flags of the participation schema; returns the group of the separation."""
+def add_schema_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the participation schema."""
     parser.add_argument("--rounds", type=int, metavar="N", help="Number of rounds.")
     separation = parser.add_mutually_exclusive_group()
     separation.add_argument(
@@ -104,10 +96,9 @@ def _add_schema(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveG
         metavar="K",
         help="Largest number of rounds of one client. Default: as many as fit.",
     )
-    return separation
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `table.Options`."""
     parser.add_argument(
         "--error",
@@ -145,6 +136,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="File for the state of a bandmf search. A search goes on from it if it exists.",
     )
+    add_workload(parser)
+
+
+def add_workload(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag of the workload."""
     parser.add_argument(
         "--workload",
         default="prefix",
@@ -173,13 +169,13 @@ def _buffers(text: str) -> int | None:
 
 
 def options_from(args: argparse.Namespace, num_rounds: int) -> table.Options:
-    """Reads the flags of `add_arguments` for a run of `num_rounds` rounds."""
+    """Reads the flags of `add_options` for a run of `num_rounds` rounds."""
     given = {field.name: getattr(args, field.name) for field in dataclasses.fields(table.Options)}
     return table.Options(**given | {"workload": workload_from(args, num_rounds)})
 
 
 def schema_from(args: argparse.Namespace) -> schema_lib.MinSep:
-    """Returns the participation schema of the flags of `add_arguments`."""
+    """Returns the participation schema of the flags of `add_schema_arguments`."""
     from tff_dpftrl.participation import schema as schema_lib
 
     most = args.rounds if args.max_participations is None else args.max_participations

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from tff_dpftrl.participation import sampling as sampling_lib
     from tff_dpftrl.participation import schema as schema_lib
 
-_OPTIONS = ("sampling_probability", "group_size", "sampling_groups", "bins")
+_OPTIONS = ("sampling_probability", "group_size", "sampling_groups", "min_sep", "bins")
+
+_ESTIMATED = ("bins", "b-min-sep")
+"""Samplings whose bound is not tight, and whose privacy losses can be drawn."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "sampling_probability",
             float,
             "Q",
-            "Probability that a client is in the cohort: of a round (poisson), or of its group's "
-            "turn (cyclic).",
+            "Probability that a client is in the cohort: of a round (poisson, truncated), of its "
+            "group's turn (cyclic), or of a round if it was in none of the last --min-sep - 1 "
+            "(b-min-sep).",
         ),
         (
             "group_size",
@@ -63,7 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="Number of Monte Carlo draws for an estimate of epsilon beside the bound, which is no "
-        "guarantee: thousands. For bins.",
+        "guarantee: thousands for bins, many times 1 / delta for b-min-sep. For "
+        f"{', '.join(_ESTIMATED)}.",
     )
 
 
@@ -102,9 +107,10 @@ def options_from(args: argparse.Namespace) -> dict[str, Any] | None:
     """
     if args.estimate_draws is not None:
         validation.integer("--estimate-draws", args.estimate_draws, minimum=1)
-        if args.sampling != "bins":
+        if args.sampling not in _ESTIMATED:
             raise validation.UsageError(
-                "--estimate-draws is for --sampling bins, whose bound is not tight: leave it out."
+                f"--estimate-draws is for --sampling {' or '.join(_ESTIMATED)}, whose bound is not "
+                "tight: leave it out."
             )
     values = {name: getattr(args, name) for name in _OPTIONS}
     given = [name for name, value in values.items() if value is not None]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import shlex
 import sys
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -100,11 +102,6 @@ _HIDDEN = (
     "train_on_test_users",
 )
 
-_FIRST = (
-    "output config signing_key population num_devices model initial_weights num_rounds "
-    "clients_per_round noise_multiplier delta secure_aggregation"
-)
-
 
 def add_parser(subparsers) -> None:
     """Registers the subcommand."""
@@ -120,14 +117,7 @@ def add_parser(subparsers) -> None:
 
 
 def _add_command(
-    parts,
-    name: str,
-    what: str,
-    description: str,
-    epilog: str | None,
-    run: Callable,
-    *,
-    add_help: bool = True,
+    parts, name: str, what: str, description: str, epilog: str | None, run: Callable
 ) -> argparse.ArgumentParser:
     """Adds a command whose texts are shown as they are written."""
     parser = parts.add_parser(
@@ -136,16 +126,13 @@ def _add_command(
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        add_help=add_help,
     )
     parser.set_defaults(run=run)
     return parser
 
 
 def _add_new(parts) -> None:
-    what = "make a signed and tested task"
-    parser = _add_command(parts, "new", what, _NEW, _NEW_EPILOG, _new, add_help=False)
-    config_flags.add_help(parser, _FIRST)
+    parser = _add_command(parts, "new", "make a signed and tested task", _NEW, _NEW_EPILOG, _new)
     parser.add_argument("--output", required=True, metavar="DIR", help="The new folder.")
     config_flags.add_config(parser, task_config.TaskConfig)
     parser.add_argument(
@@ -178,7 +165,14 @@ def _add_new(parts) -> None:
         help="Build from a file of --build although its git repository has code that is not "
         "committed. The plan then says so.",
     )
-    config_flags.add_options(parser, task_config.TaskConfig, without=_HIDDEN)
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    hints = typing.get_type_hints(task_config.TaskConfig)
+    for field in dataclasses.fields(task_config.TaskConfig):
+        if field.name not in _HIDDEN:
+            group = field.metadata["group"]
+            if group not in groups:
+                groups[group] = parser.add_argument_group(group)
+            config_flags.add_flag(groups[group], field, hints[field.name])
 
 
 def _add_review(parts) -> None:

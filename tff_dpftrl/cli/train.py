@@ -55,11 +55,6 @@ A TOML file given with --config holds the same options, with underscores instead
 of this name that come with the package.
 """
 
-_FIRST = (
-    "output config resume data user_column text_column model initial_weights num_rounds "
-    "clients_per_round target_epsilon delta"
-)
-
 
 def add_parser(subparsers) -> None:
     """Registers the subcommand."""
@@ -68,9 +63,7 @@ def add_parser(subparsers) -> None:
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        add_help=False,
     )
-    config_flags.add_help(parser, _FIRST)
     parser.set_defaults(run=run, what_is_left=what_is_left)
     config_flags.add_folder_and_source(parser)
     config_flags.add_placement(parser.add_argument_group("where clients work (also with --resume)"))

@@ -4,7 +4,7 @@ Users are in groups that take turns; at its group's turn a user is sampled, or e
 examples of the user in a pool is, and the noise of the steps is correlated by a strategy of as many
 bands (Choquette-Choo et al. 2023). With one band, and so one group, this is DP-SGD (ULS or ELS);
 where everybody of a group is in a step at its turn, it is passes. In between is often the least
-noise. Users may also be in bins.
+noise. Users may also be in bins, or be left out for some steps after each of theirs (b-min-sep).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Amplified:
       bands: Number of bands of the strategy; None for the number of least noise at
         `target_epsilon`, or, where the mechanism is another one than `BANDED`, for its default.
       min_sep: Least number of steps from one of a user to the next: the number of groups of cyclic
-        sampling; the bands if None. Bins follow from `units_per_step`.
+        sampling, the b of b-min-sep; the bands if None. Bins follow from `units_per_step`.
       mechanism: A key of `mechanisms.table.MECHANISMS`; None for `BANDED`, or with bins for "blt".
       noise_multiplier: σ, the noise's standard deviation per unit of the clip norm; None if
         `target_epsilon` is given.
@@ -241,7 +241,12 @@ class PlannedAmplified:
         """Returns the expected share of all examples that are in at least one step."""
         sizes, drawn = users.num_examples, self.plan.sampling
         taken = np.minimum(sizes, self.asked.group_size)
-        groups, q = drawn.schema.min_sep, getattr(drawn, "sampling_probability", 1.0)
+        if isinstance(drawn, sampling_lib.CyclicPoisson):
+            groups, q = drawn.num_groups, drawn.sampling_probability
+        elif isinstance(drawn, sampling_lib.BallsInBins):
+            groups, q = drawn.num_bins, 1.0
+        else:  # As if the steps were independent: a little too little.
+            groups, q = 1, drawn.share_per_round
         # Number of steps of a group: one more for the first groups.
         steps, more = divmod(self.asked.num_steps, groups)
         if self.plan.pool is not None:

@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import statement
-from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.finetuning import (
     amplified,
     example_sampling,
@@ -328,7 +327,7 @@ def _amplified(
     if delta is None:
         num_examples = int(users.num_examples.sum())
         delta = plan_lib.default_delta(num_examples)
-        caveats = (sentences.DEFAULT_DELTA.format(number=num_examples),)
+        caveats = (plan_lib.default_delta_caveat(num_examples),)
     bands = options.bands if isinstance(options.bands, int) else None
     common = {
         "sampling": options.sampling,
@@ -390,8 +389,7 @@ def _amplified(
     }
     pool = asked.pool(users)
     if pool is not None:
-        counted = {"what": "The size of the pool", "number": pool.size, "remedy": ""}
-        caveats = (sentences.COUNTED.format(**counted), *caveats)
+        caveats = (plan_lib.counted_caveat("The size of the pool", pool.size), *caveats)
     if asked.sampled_unit == plan_lib.USER:
         facts["contribution"] = "the mean gradient of at most group_size examples of a user"
     return Chosen(
@@ -407,7 +405,7 @@ def _amplified(
 def _group_size_not_covered(given: group_size.Choice | None) -> tuple[str, ...]:
     if given is None or not given.looked_at_users:
         return ()
-    return (sentences.GROUP_SIZE_CHOICE.format(size=given.group_size, source=given.source),)
+    return (group_size.not_covered(given.group_size, given.source),)
 
 
 def asked_of_passes(options: SamplingOptions, *, clip_norm: float) -> dp_ftrl_privacy.DpFtrlPrivacy:

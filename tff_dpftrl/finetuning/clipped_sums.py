@@ -114,12 +114,14 @@ def language_losses(
     return tf.math.divide_no_nan(sums, counts)
 
 
-def looped(row_losses: RowLosses) -> ClippedSum:
+def looped(row_losses: RowLosses, *, normalised: bool = False) -> ClippedSum:
     """Takes one gradient after the other: for any model, and any number of rows in a unit.
 
-    The memory is that of the unit with the most rows, however many units there are. The returned
-    function depends on its arguments alone, in a `tf.function` or not. It refuses `row_splits` that
-    do not end with the number of rows, and losses that are no vector.
+    The memory is that of the unit with the most rows, however many units there are. With
+    `normalised` the sum is divided by the clip norm: each unit then has a norm of at most 1, and
+    the clip norm is no part of the learning rate (De et al. 2022). The returned function depends on
+    its arguments alone, in a `tf.function` or not. It refuses `row_splits` that do not end with the
+    number of rows, and losses that are no vector.
     """
 
     def clipped_sum(
@@ -168,6 +170,7 @@ def looped(row_losses: RowLosses) -> ClippedSum:
         )
         num_all = tf.shape(row_splits, out_type=tf.int64)[:1] - 1
         norms, losses = (tf.scatter_nd(has_rows, x.stack(), num_all) for x in (norms, losses))
+        total = divided(total, clip_norm) if normalised else total
         return total, PerUnit(norms, losses)
 
     return clipped_sum
@@ -193,6 +196,13 @@ def checked_row_splits(rows: Rows, row_splits: tf.Tensor) -> tf.Tensor:
     ]
     with tf.control_dependencies([check for check in checks if check is not None]):
         return tf.identity(row_splits)
+
+
+def divided(total: Sequence[tf.Tensor], clip_norm: tf.Tensor | float) -> list[tf.Tensor]:
+    """Returns sums of clipped gradients, divided by the clip norm, in float64."""
+    # A float is not rounded to float32 on the way.
+    divisor = tf.cast(tf.convert_to_tensor(clip_norm, dtype_hint=tf.float64), summation.DTYPE)
+    return [tf.cast(x, summation.DTYPE) / divisor for x in total]
 
 
 class Kept:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
     Mechanism = Literal[tuple(table.runnable())]
 
-Sampling = Literal["auto", "example", "user", "passes", "cyclic", "bins"]
+Sampling = Literal["auto", "example", "user", "passes", "cyclic", "bins", "b-min-sep"]
 SampledUnit = Literal["user", "example"]
 Bands = int | Literal["auto"]
 Optimizer = Literal["sgd", "momentum", "adam", "adamw", "adafactor"]
@@ -29,7 +29,7 @@ Decay = Literal["none", "linear", "cosine"]
 ComputeDtype = Literal["float32", "bfloat16"]
 NoiseGenerator = Literal["philox", "secure"]
 
-_AMPLIFIED = ("cyclic", "bins")
+_AMPLIFIED = ("cyclic", "bins", "b-min-sep")
 
 _option = language_config.option
 
@@ -41,7 +41,7 @@ class FinetuningConfig(language_config.TextConfig):
     """Everything that decides what a fine-tuning run does.
 
     Attributes carry their meaning, unit and group in their field metadata, which is what
-    `tff-dpftrl finetune --help all` prints. Model and vocabulary are those of `initial_weights`.
+    `tff-dpftrl finetune --help` prints. Model and vocabulary are those of `initial_weights`.
     """
 
     initial_weights: str | None = _option(
@@ -79,8 +79,8 @@ class FinetuningConfig(language_config.TextConfig):
         "(ELS: examples of a pool), user (ULS: users, some examples of each), or auto, whichever "
         "promises less noise for the gradients' size. With correlated noise (DP-FTRL): passes, "
         "where nothing is sampled and users take turns. With both, for the least noise: cyclic "
-        "(groups of users take turns, and are sampled at their group's), or bins (each user has a "
-        "place in all passes).",
+        "(groups of users take turns, and are sampled at their group's), bins (each user has a "
+        "place in all passes), or b-min-sep (users are sampled, but not again for some steps).",
         "fine-tuning",
     )
     sampled_unit: SampledUnit = _option(
@@ -91,15 +91,15 @@ class FinetuningConfig(language_config.TextConfig):
     )
     bands: Bands = _option(
         "auto",
-        "Number of bands of the correlated noise of cyclic, and so of the groups that take turns. "
-        "1 is independent noise. auto is the number with the least noise at target_epsilon, which "
-        "plan --finetune shows.",
+        "Number of bands of the correlated noise of cyclic and b-min-sep, and so of the groups "
+        "that take turns. 1 is independent noise. auto is the number with the least noise at "
+        "target_epsilon, which finetune-plan shows.",
         "privacy",
     )
     min_sep: int | None = _option(
         None,
-        "Least number of steps from one of a user to the next: the groups of cyclic. Bins have as "
-        "many as there are users for. Default: as many as bands.",
+        "Least number of steps from one of a user to the next: the groups of cyclic, the b of "
+        "b-min-sep. Bins have as many as there are users for. Default: as many as bands.",
         "fine-tuning",
         1,
     )
@@ -115,7 +115,7 @@ class FinetuningConfig(language_config.TextConfig):
         None,
         "G, the largest number of examples of one user in the pool (example), or in a step (all "
         "others). Default: chosen, by a private median of the users' sizes (example), by "
-        "Estimate-and-Double (user), or together with the bands (cyclic, bins).",
+        "Estimate-and-Double (user), or together with the bands (cyclic, bins, b-min-sep).",
         "fine-tuning",
         1,
     )
@@ -131,7 +131,7 @@ class FinetuningConfig(language_config.TextConfig):
     group_size_looked_at_users: bool = _option(
         False,
         "Declare that group_size was chosen by looking at the training users: a table of "
-        "plan --finetune, their median, an earlier run. The statement then names the choice among "
+        "finetune-plan, their median, an earlier run. The statement then names the choice among "
         "what is not covered.",
         "fine-tuning",
     )
@@ -508,20 +508,19 @@ class FinetuningConfig(language_config.TextConfig):
                 f"{self.mechanism}: leave it out."
             )
         bands = () if self.bands == "auto" else (self.bands,)
-        is_cyclic = self.sampling == "cyclic"
-        for given, name in (
-            (self.sampled_unit != "user", "sampled_unit"),
-            (bool(bands), "bands"),
-            (self.min_sep is not None, "min_sep"),
+        for given, name, has_effect, where in (
+            (self.sampled_unit != "user", "sampled_unit", self.sampling == "cyclic", "'cyclic'"),
+            (bool(bands), "bands", self._is_banded, "'cyclic' and 'b-min-sep'"),
+            (self.min_sep is not None, "min_sep", self._is_banded, "'cyclic' and 'b-min-sep'"),
         ):
-            if given and not is_cyclic:
+            if given and not has_effect:
                 raise validation.UsageError(
-                    f"{name} is for sampling 'cyclic', not for {self.sampling!r}: leave it out."
+                    f"{name} is for sampling {where}, not for {self.sampling!r}: leave it out."
                 )
         # Runs of earlier versions have "blt" on record where it had no meaning.
-        fitting = (None, "bandtoep" if is_cyclic else "blt")
+        fitting = (None, "bandtoep" if self._is_banded else "blt")
         if self.sampling not in ("passes", "bins") and self.mechanism not in fitting:
-            noise = "has bands, chosen by bands" if is_cyclic else "is independent"
+            noise = "has bands, chosen by bands" if self._is_banded else "is independent"
             raise validation.UsageError(
                 f"mechanism {self.mechanism!r} is for sampling 'passes' or 'bins', not for "
                 f"{self.sampling!r}, whose noise {noise}: leave it out."
@@ -533,10 +532,14 @@ class FinetuningConfig(language_config.TextConfig):
                     f"min_sep={self.min_sep} is less than the {number} bands, so that two steps of "
                     f"a user would share noise: raise min_sep to {number}, or lower bands."
                 )
-        if is_cyclic and not bands and self.target_epsilon is None:
+        if self._is_banded and not bands and self.target_epsilon is None:
             raise validation.UsageError(
                 "bands are chosen by their noise at one ε: give target_epsilon, or bands."
             )
+
+    @property
+    def _is_banded(self) -> bool:
+        return self.is_amplified and self.sampling != "bins"
 
     @property
     def initial_folder(self) -> pathlib.Path:

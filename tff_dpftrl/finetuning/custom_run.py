@@ -24,12 +24,12 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from typing_extensions import override
 
-from tff_dpftrl import durable_files, validation
+from tff_dpftrl import durable_files, pictures, validation
 from tff_dpftrl.accounting import display, facts, statement
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.finetuning import (
@@ -41,7 +41,6 @@ from tff_dpftrl.finetuning import (
     losses_trial,
     passes,
     private_steps,
-    resuming,
     run_privacy,
     step_trainer,
 )
@@ -60,6 +59,9 @@ from tff_dpftrl.runs import (
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runs import run as run_lib
 
+if TYPE_CHECKING:
+    from matplotlib import figure as figure_lib
+
 Noise: TypeAlias = plan_lib.Plan | passes.Passes | amplified.Amplified
 """Sampling and noise of a run: planned, or asked for."""
 
@@ -68,6 +70,7 @@ Evaluate = Callable[[list[np.ndarray]], Mapping[str, float]]
 
 _WEIGHTS = "weights.npz"
 _UNTRAINED = "untrained"
+_EXACT = "; the loss is exact: do not publish it"
 _EVAL_EVERY = 25
 
 
@@ -119,11 +122,6 @@ class Model:
                 "as in trained_on='nothing; the mean and variance are of public images', or, if "
                 "it is the data to be protected, leave the layer out."
             )
-
-    @property
-    def num_weights(self) -> int:
-        """Number of trained weights."""
-        return sum(weight.size for weight in self.weights)
 
     @property
     def untrained(self) -> str:
@@ -304,21 +302,48 @@ def finetune(
     """
     output = pathlib.Path(output)
     evaluation = Evaluation() if evaluation is None else evaluation
+    if max_epsilon is not None:
+        validation.positive("max_epsilon", max_epsilon)
     users, weights = examples.users, list(model.weights)
-    known = manifest.read(output) if manifest.exists(output) else None
-    if known is not None:
-        known.check_kind(manifest.CUSTOM_FINETUNING, output)
-    private = _privacy(plan, model, users, steps.clip_norm, deterministic_noise_seed, known)
-    _check_budget(max_epsilon, private)
-    optimizer = _optimizer(model, steps)
-    clipped_sum = _clipped_sum(model, steps, plan.rows_per_unit, known, progress)
-    if known is None:
+    private = _privacy(
+        plan,
+        users,
+        output,
+        clip_norm=steps.clip_norm,
+        num_parameters=sum(weight.size for weight in weights),
+        deterministic_seed=deterministic_noise_seed,
+    )
+    if max_epsilon is not None and not private.has_guarantee:
+        raise validation.UsageError(
+            "max_epsilon has no meaning without noise, or with deterministic_noise_seed, which "
+            "makes the run not private: leave one of them out."
+        )
+    made = steps.optimizer()
+    if not model.variables:  # Else `private_fit` has looked at it, before it was built.
+        keras_versions.refuse_optimizer(made)
+    begun = manifest.read(output) if manifest.exists(output) else None
+    was_in_one_pass = begun is not None and (
+        begun.identities.get(_CLIPPING) == manifest.identity([_IN_ONE_PASS])
+    )
+    clipped_sum = ghost.OfLosses(
+        model.row_losses,
+        plan.rows_per_unit,
+        is_wanted=steps.in_one_pass and (begun is None or was_in_one_pass),
+        has_begun=was_in_one_pass,
+        report=progress,
+    )
+    if begun is None:
         manifest.check_is_free(output)
         _try_losses(model, examples, clipped_sum)
+    if not model.variables and keras_versions.excludes_weights(made):
+        raise validation.UsageError(
+            "optimizer leaves weights out of its weight decay (exclude_from_weight_decay), which "
+            "have no names here: use private_fit, or an optimizer without weight decay."
+        )
     private_step = private_steps.PrivateSteps(
         private_steps.round_of(private, run_privacy.strategy_of(private)),
         clipped_sum,
-        optimizer,
+        made,
         weights,
         units_at_once=steps.units_at_once,
         normalised=steps.normalised_clipping,
@@ -326,45 +351,88 @@ def finetune(
         learning_rate=steps.learning_rate,
         variables=model.variables,
     )
+    source, earlier = model.trained_on, {}
+    if isinstance(source, os.PathLike):
+        earlier = earlier_runs.of_caller(pathlib.Path(source), users.ids)
+        source = earlier["initial_weights_source"]
     evaluator = _Evaluator(evaluation.evaluate)
-    before = {name.removeprefix(_MEASURED): x for name, x in evaluator.evaluate(weights).items()}
-    options = {
-        "optimizer": keras_versions.optimizer_options(optimizer),
-        "normalised_clipping": steps.normalised_clipping,
-        "iterate_averaging": steps.iterate_averaging,
-        "units_at_once": steps.units_at_once,
-        "metrics": sorted(before),
-        "deterministic_noise_seed": deterministic_noise_seed,
-        "max_epsilon": max_epsilon,
-    }
-    asked = _manifest(model, examples, plan, private, options, _way_of_clipping(known, clipped_sum))
-    if known is not None:
-        # Untrained weights are compared by their digests, which older runs have, too.
-        resuming.check_is_the_same(known, asked, output, but_for=("units_at_once", _UNTRAINED))
-    report = reportable(known or asked, output, evaluation.every)
-    report.schedule.check_budget(private)
+    before = evaluator.evaluate(weights)
+    known = manifest.Manifest(
+        config={
+            "own_model": True,
+            "data": examples.name,
+            "optimizer": json.loads(
+                json.dumps(keras_versions.optimizer_options(made), default=str)
+            ),
+            "normalised_clipping": steps.normalised_clipping,
+            "iterate_averaging": steps.iterate_averaging,
+            "units_at_once": steps.units_at_once,
+            "weights_source": source,
+            **({_UNTRAINED: model.untrained} if model.untrained else {}),
+            "metrics": sorted(name.removeprefix(_MEASURED) for name in before),
+            "deterministic_noise_seed": deterministic_noise_seed,
+            "max_epsilon": max_epsilon,
+            **_asked(plan),
+        },
+        derived=json.loads(json.dumps({**private.derived(), "clip_norm": private.clip_norm})),
+        facts={
+            "num_parameters": sum(weight.size for weight in weights),
+            **({} if isinstance(plan, plan_lib.Plan) else {"training_users": len(users)}),
+            **earlier,
+        },
+        identities=manifest.identities(
+            {
+                "users": users.ids,
+                "numbers of the users' examples": [str(number) for number in users.num_examples],
+                "initial weights": [_digest(weight) for weight in (*weights, *model.frozen)],
+                **(
+                    {}
+                    if examples.digest is None
+                    else {"contents of the examples": [examples.digest]}
+                ),
+            }
+        )
+        | _chosen_clipping(begun, clipped_sum),
+        recorded_kind=manifest.CUSTOM_FINETUNING,
+    )
 
     def try_losses(weights: Sequence[np.ndarray], rows: clipped_sums.Rows) -> None:
         losses_trial.refuse(model.row_losses, weights, rows)
         clipped_sum.check(weights, rows)
 
-    trainer = step_trainer.StepTrainer(
-        private, users, plan.group_size, private_step, examples.read, try_losses=try_losses
-    )
-    run = prepared.Prepared(
-        report,
-        contextlib.nullcontext(trainer),
-        evaluator,
-        public_seed=deterministic_noise_seed or 0,
-        keep=functools.partial(run_privacy.keep_pool, private, users, plan.group_size),
-        announcement=[
-            *private.describe(),
-            *private.delta_warnings(),
-            *(f"Before the first step: {name} {value:.4g}." for name, value in before.items()),
-        ],
-    )
+    def prepare(begun: manifest.Manifest) -> prepared.Prepared:
+        report = reportable(begun, output, evaluation.every)
+        report.schedule.check_budget(private)
+        return prepared.Prepared(
+            report=report,
+            trainer=contextlib.nullcontext(
+                step_trainer.StepTrainer(
+                    users.ids,
+                    functools.partial(passes.batches_of, private, users, plan.group_size),
+                    private_step,
+                    examples.read,
+                    try_losses=try_losses,
+                )
+            ),
+            evaluator=evaluator,
+            public_seed=deterministic_noise_seed or 0,
+            keep=functools.partial(run_privacy.keep_pool, private, users, plan.group_size),
+            announcement=[
+                *private.describe(),
+                *private.delta_warnings(),
+                *(
+                    f"Before the first step: {name.removeprefix(_MEASURED)} {value:.4g}."
+                    for name, value in before.items()
+                ),
+            ],
+        )
+
+    def prepare_begun(begun: manifest.Manifest) -> prepared.Prepared:
+        _check_is_the_same(begun, known, output)
+        return prepare(begun)
+
     try:
-        results = run_lib.train(output, run, progress, is_new=known is None)
+        results = run_lib.train(output, begun, lambda: prepare(known), prepare_begun, progress)
     except BaseException:
         for variable, weight in zip(model.variables, weights, strict=False):
             variable.assign(weight)  # What a step left that is not committed is nobody's to see.
@@ -420,14 +488,16 @@ class _Presentation(prepared.Presentation):
     model_file = _WEIGHTS
 
     def __init__(self, metrics: Sequence[str]):
-        self._measured = [f"{_MEASURED}{name}" for name in metrics]
+        names = [f"{_MEASURED}{name}" for name in metrics]
+        self._measured = names
+        self._shown = ("loss", *names, "epsilon")
         self.columns = (
             metrics_log.Column("round", "number of the step, from 1"),
             metrics_log.Column("loss", "mean loss of the step's users or examples", is_exact=True),
             metrics_log.Column("epsilon", "ε that all steps so far spent at the run's δ"),
             *(
                 metrics_log.Column(name, "measured by the caller's function, on data of the caller")
-                for name in self._measured
+                for name in names
             ),
         )
 
@@ -439,25 +509,20 @@ class _Presentation(prepared.Presentation):
 
     @override
     def write(self, output: pathlib.Path, outcome: prepared.Outcome) -> Results:
-        promised = outcome.statement
-        spent = "no guarantee"
-        if promised.epsilon is not None:
-            spent = f"ε = {display.round_up(promised.epsilon, 3)}"
-        curves.write(
-            output,
-            outcome.rows,
-            title=f"{promised.mechanism}: {spent}",
-            unit="step",
-            panels={name: [name] for name in ("loss", *self._measured, "epsilon")},
-        )
-        lines = [outcome.progress, reporting.promise(promised)]
+        exact = _drawn(outcome.rows, self._shown, outcome.statement, _EXACT)
+        path = output / "private" / curves.NAME
+        pictures.write(path, exact, dpi=100, private=True)
+        public = [name for name in self._shown if name != "loss"]
+        picture = _drawn(outcome.rows, public, outcome.statement)
+        pictures.write(output / curves.NAME, picture, dpi=100)
+        lines = [outcome.progress, reporting.promise(outcome.statement)]
         evaluated = [row for row in outcome.rows if any(row[n] is not None for n in self._measured)]
         if evaluated:
             last = evaluated[-1]
             values = (f"{name.removeprefix(_MEASURED)} {last[name]:.4g}" for name in self._measured)
             lines.insert(0, f"After {last['round']} steps: {', '.join(values)}.")
         summary = "\n".join(lines)
-        return Results(outcome.weights, outcome.rows, promised, summary)
+        return Results(outcome.weights, outcome.rows, outcome.statement, summary)
 
 
 def reportable(
@@ -468,7 +533,7 @@ def reportable(
     config = known.config
     is_known = config["weights_source"] is not None
     runs, same_users = earlier_runs.parts(known.facts)
-    plan = resuming.plan_of(known)
+    plan = _resumed(known)
     return prepared.Reportable(
         known=known,
         plan=plan,
@@ -498,97 +563,33 @@ def reportable(
 
 def _privacy(
     plan: Noise,
-    model: Model,
     users: example_sampling.Users,
+    output: pathlib.Path,
+    *,
     clip_norm: float,
+    num_parameters: int,
     deterministic_seed: int | None,
-    known: manifest.Manifest | None,
 ) -> run_privacy.FinetuningPlan:
     """Returns the privacy of a run; of one that has begun, with its strategy and noise."""
-    noise: dict[str, Any] = {"clip_norm": clip_norm, "deterministic_seed": deterministic_seed}
     if isinstance(plan, plan_lib.Plan):
         plan.contributions(users, 0)  # Refuses users for whom the plan was not made.
-        return run_privacy.SampledFinetuning.of(plan, **noise)
-    if known is not None and known.config.get("sampling") != _asked(plan)["sampling"]:
-        known = None  # It will be refused.
+        return run_privacy.SampledFinetuning.of(
+            plan, clip_norm=clip_norm, deterministic_seed=deterministic_seed
+        )
+    begun = None
+    if manifest.exists(output):
+        known = manifest.read(output)
+        known.check_kind(manifest.CUSTOM_FINETUNING, output)
+        if known.config.get("sampling") == _asked(plan)["sampling"]:  # Else it will be refused.
+            begun = known.derived
     if isinstance(plan, amplified.Amplified):
-        asked = (plan.with_bands(users) if known is None else plan).asked(users, **noise)
+        chosen = plan if begun is not None else plan.with_bands(users)
+        asked = chosen.asked(users, clip_norm=clip_norm, deterministic_seed=deterministic_seed)
     else:
-        asked = plan.asked(**noise)
-    if known is None:
-        return asked.plan(len(users), model.num_weights)
-    return asked.resumed(len(users), model.num_weights, known.derived)
-
-
-def _check_budget(max_epsilon: float | None, private: run_privacy.FinetuningPlan) -> None:
-    if max_epsilon is None:
-        return
-    validation.positive("max_epsilon", max_epsilon)
-    if not private.has_guarantee:
-        raise validation.UsageError(
-            "max_epsilon has no meaning without noise, or with deterministic_noise_seed, which "
-            "makes the run not private: leave one of them out."
-        )
-
-
-def _optimizer(model: Model, steps: Steps) -> keras_versions.Optimizer:
-    """Makes the optimizer; refuses one that cannot take private steps."""
-    made = steps.optimizer()
-    if model.variables:
-        return made  # `private_fit` has looked at it, before it was built.
-    keras_versions.refuse_optimizer(made)
-    if keras_versions.excludes_weights(made):
-        raise validation.UsageError(
-            "optimizer leaves weights out of its weight decay (exclude_from_weight_decay), which "
-            "have no names here: use private_fit, or an optimizer without weight decay."
-        )
-    return made
-
-
-def _manifest(
-    model: Model,
-    examples: Examples,
-    plan: Noise,
-    private: run_privacy.FinetuningPlan,
-    options: Mapping[str, Any],
-    clipping: Mapping[str, str],
-) -> manifest.Manifest:
-    """Returns the manifest of a run that the arguments would begin."""
-    users, source, earlier = examples.users, model.trained_on, {}
-    if isinstance(source, os.PathLike):
-        earlier = earlier_runs.of_caller(pathlib.Path(source), users.ids)
-        source = earlier["initial_weights_source"]
-    is_sampled = isinstance(plan, plan_lib.Plan)
-    digests = {
-        "users": users.ids,
-        "numbers of the users' examples": list(map(str, users.num_examples)),
-        "initial weights": list(map(_digest, (*model.weights, *model.frozen))),
-    }
-    if examples.digest is not None:
-        digests["contents of the examples"] = [examples.digest]
-    return manifest.Manifest(
-        config={
-            "own_model": True,
-            "data": examples.name,
-            "weights_source": source,
-            **({_UNTRAINED: model.untrained} if model.untrained else {}),
-            **_plain(options),
-            **_asked(plan),
-        },
-        derived=_plain({**private.derived(), "clip_norm": private.clip_norm}),
-        facts={
-            "num_parameters": model.num_weights,
-            **({} if is_sampled else {"training_users": len(users)}),
-            **earlier,
-        },
-        identities={**manifest.identities(digests), **clipping},
-        recorded_kind=manifest.CUSTOM_FINETUNING,
-    )
-
-
-def _plain(values: Any) -> Any:
-    """Returns values as they are read from JSON."""
-    return json.loads(json.dumps(values, default=str))
+        asked = plan.asked(clip_norm=clip_norm, deterministic_seed=deterministic_seed)
+    if begun is not None:
+        return asked.resumed(len(users), num_parameters, begun)
+    return asked.plan(len(users), num_parameters)
 
 
 def _asked(plan: Noise) -> dict[str, Any]:
@@ -596,6 +597,25 @@ def _asked(plan: Noise) -> dict[str, Any]:
     if isinstance(plan, plan_lib.Plan):
         return {}
     return {"sampling": "passes", **dataclasses.asdict(plan)}
+
+
+def _resumed(known: manifest.Manifest) -> run_privacy.FinetuningPlan:
+    """Returns the privacy of a run that has begun, from its manifest."""
+    config, facts, derived = known.config, known.facts, known.derived
+    seed = config["deterministic_noise_seed"]
+    if "plan" in derived:
+        return run_privacy.SampledFinetuning.resumed(derived, deterministic_seed=seed)
+    if "sampling" in derived:
+        return amplified.resumed(
+            derived,
+            facts["training_users"],
+            deterministic_seed=seed,
+            unit_of_privacy=config["unit_of_privacy"],
+        )
+    fields = dataclasses.fields(passes.Passes)
+    plan = passes.Passes(**{field.name: config[field.name] for field in fields})
+    asked = plan.asked(clip_norm=derived["clip_norm"], deterministic_seed=seed)
+    return asked.resumed(facts["training_users"], facts["num_parameters"], derived)
 
 
 def _group_size(
@@ -622,34 +642,14 @@ def _not_covered(trained_on: str | None, untrained: str | None) -> tuple[str, ..
 _CLIPPING, _IN_ONE_PASS = "way of clipping", "in one pass"
 
 
-def _clipped_sum(
-    model: Model,
-    steps: Steps,
-    rows_per_unit: int,
-    known: manifest.Manifest | None,
-    report: Callable[[str], None],
-) -> ghost.OfLosses:
-    """Returns the clipped sums; those of a run that has begun clip as they began to."""
-    began_so = known is not None and (
-        known.identities.get(_CLIPPING) == manifest.identity([_IN_ONE_PASS])
-    )
-    return ghost.OfLosses(
-        model.row_losses,
-        rows_per_unit,
-        is_wanted=steps.in_one_pass and (known is None or began_so),
-        has_begun=began_so,
-        report=report,
-    )
-
-
-def _way_of_clipping(known: manifest.Manifest | None, chosen: ghost.OfLosses) -> dict[str, str]:
+def _chosen_clipping(begun: manifest.Manifest | None, chosen: ghost.OfLosses) -> dict[str, str]:
     """Returns a digest of how a run began to clip, so that no other trial chooses anew.
 
     It is kept private: the trial is of the users' examples. Older runs clipped one gradient after
     the other and have none.
     """
-    if known is not None:
-        return {name: known.identities[name] for name in {_CLIPPING} & set(known.identities)}
+    if begun is not None:
+        return {name: begun.identities[name] for name in {_CLIPPING} & set(begun.identities)}
     way = _IN_ONE_PASS if chosen.is_in_one_pass else "one after the other"
     return manifest.identities({_CLIPPING: [way]})
 
@@ -666,6 +666,48 @@ def _try_losses(model: Model, examples: Examples, clipped_sum: ghost.OfLosses) -
     rows = examples.read(tried)
     losses_trial.refuse(model.row_losses, list(model.weights), rows)
     clipped_sum.choose(model.weights, rows)
+
+
+def _drawn(
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[str],
+    promised: statement.PrivacyStatement,
+    note: str = "",
+) -> figure_lib.Figure:
+    """Returns a figure of metrics against steps, with ε and a note above it."""
+    picture = pictures.new_figure(3.6 * len(columns), 3.4)
+    panels = picture.subplots(1, len(columns), squeeze=False)
+    for axes, column in zip(panels[0], columns, strict=True):
+        points = [(row["round"], row[column]) for row in rows if row[column] is not None]
+        if points:
+            axes.plot(*zip(*points, strict=True), "o-", markersize=2, lw=1)
+        axes.set(xlabel="step", title=column)
+    promise = "no guarantee"
+    if promised.epsilon is not None:
+        promise = f"ε = {display.round_up(promised.epsilon, 3)}"
+    picture.suptitle(f"{promised.mechanism}: {promise}{note}")
+    return picture
+
+
+def _check_is_the_same(
+    begun: manifest.Manifest, asked: manifest.Manifest, output: pathlib.Path
+) -> None:
+    """Refuses to go on with a run that began with something else."""
+    for what in ("config", "derived", "facts"):
+        kept, given = dict(getattr(begun, what)), dict(getattr(asked, what))
+        # Untrained weights are compared by their digests, which older runs have, too.
+        for name in sorted({*kept, *given} - {"units_at_once", _UNTRAINED}):
+            if kept.get(name) != given.get(name):
+                raise validation.UsageError(
+                    f"The run in {output} began with {name} = {kept.get(name)!r}, not "
+                    f"{given.get(name)!r}: go on with what it began with, or name another folder."
+                )
+    for name, digest in begun.identities.items():
+        if digest != asked.identities.get(name):
+            raise validation.UsageError(
+                f"The {name} are not those that the run in {output} began with: restore them, or "
+                "name another folder."
+            )
 
 
 def _checked(index: int, weight: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ after a crash has the same batch, whatever the version of NumPy.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import hashlib
 from collections.abc import Sequence
@@ -118,44 +119,60 @@ class Batch:
         return np.repeat(self.unit_users, np.diff(self.row_splits))
 
 
-class Contributions:
+class Contributions(abc.ABC):
     """Batches of a run, whose T steps are numbered 0 … T − 1.
 
-    Each of `num_units` units is in a step with the sampling probability, p of an example (ELS) or q
-    of a user (ULS), in (0, 1]. `group_size` is G, the largest number of examples of one user in the
-    pool (ELS) or in a step (ULS). `seed` must be secret and have at least 128 random bits.
+    Attributes:
+      group_size: G, the largest number of examples of one user in the pool (ELS) or in a step
+        (ULS).
+      sampling_probability: p of an example (ELS) or q of a user (ULS) in one step, in (0, 1].
     """
 
     def __init__(
         self,
         users: Users,
-        num_units: int,
         *,
         group_size: int,
         sampling_probability: float,
         num_steps: int,
         seed: int,
     ):
-        """Checks the arguments."""
+        """Checks the arguments; `seed` must be secret and have at least 128 random bits."""
         self.users = users
         self.group_size = check_group_size(group_size)
         self._seed = validation.integer("seed", seed, minimum=0)
         self._sampler = cohorts.LazyPoissonSampler(
-            num_clients=num_units,
+            num_clients=self._num_units(),
             sampling_probability=sampling_probability,
             num_rounds=validation.integer("num_steps", num_steps, minimum=1),
             seed=seed,
         )
 
+    @property
+    def sampling_probability(self) -> float:
+        """P of an example (ELS) or q of a user (ULS)."""
+        return self._sampler.sampling_probability
+
+    @property
+    def num_steps(self) -> int:
+        """T."""
+        return self._sampler.num_rounds
+
+    @property
+    @abc.abstractmethod
+    def expected_gradients(self) -> float:
+        """Expected number of examples in a step; how many there are differs."""
+
+    @abc.abstractmethod
     def batch(self, step: int) -> Batch:
         """Returns the examples of a step, the same every time; steps come in any order.
 
         A user with more than G examples in the batch, which cannot happen, raises RuntimeError.
         """
-        return self._checked(self._batch(step))
 
-    def _batch(self, step: int) -> Batch:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _num_units(self) -> int:
+        """Returns how many units the samples are drawn from."""
 
     def _checked(self, batch: Batch) -> Batch:
         """Returns the batch after counting each user's examples once more."""
@@ -179,14 +196,13 @@ class ExampleSampling(Contributions):
     """ELS: a pool of at most G examples a user, chosen once; each is sampled by itself.
 
     Examples that are not in the pool are never used. Units are examples. Where users are in
-    `num_groups` groups that take turns (`secret_cohorts`), an example is sampled at its user's
-    turns only.
+    groups that take turns, an example is sampled at its user's turns only.
     """
 
-    def __init__(self, users: Users, *, num_groups: int = 1, **options):
-        """Chooses the pool; `options` are those of all contributions."""
-        group_size = check_group_size(options["group_size"])
-        seed = validation.integer("seed", options["seed"], minimum=0)
+    def __init__(self, users: Users, *, num_groups: int = 1, **kwargs):
+        """Chooses the pool; users are in `num_groups` groups that take turns (`secret_cohorts`)."""
+        group_size = check_group_size(kwargs["group_size"])
+        seed = validation.integer("seed", kwargs["seed"], minimum=0)
         chosen = [
             random_examples(f"pool/{seed}", user, size, group_size)
             for user, size in zip(users.ids, users.num_examples.tolist(), strict=True)
@@ -196,21 +212,37 @@ class ExampleSampling(Contributions):
             raise RuntimeError(f"The pool has more than group_size={group_size} of one user.")
         self._pool = np.concatenate(chosen)
         self._owners = np.repeat(np.arange(len(users)), counts)
-        super().__init__(users, len(self._pool), **options)
+        super().__init__(users, **kwargs)
         turns = secret_cohorts.CyclicPoissonSampler(
             num_clients=len(users),
             num_groups=num_groups,
             sampling_probability=1.0,
-            num_rounds=options["num_steps"],
+            num_rounds=self.num_steps,
             seed=seed,
         )
         self._num_groups, self._groups = turns.num_groups, turns.groups[self._owners]
 
+    @property
+    def pool_size(self) -> int:
+        """|D_sub|, the number of examples in the pool."""
+        return len(self._pool)
+
+    @property
     @override
-    def _batch(self, step: int) -> Batch:
+    def expected_gradients(self) -> float:
+        # p · |D_sub|, and the share of it whose turn it is.
+        return self.sampling_probability * self.pool_size / self._num_groups
+
+    @override
+    def batch(self, step: int) -> Batch:
         sampled = self._sampler.cohort(step)
         sampled = sampled[self._groups[sampled] == step % self._num_groups]
-        return Batch(self._owners[sampled], self._pool[sampled], np.arange(len(sampled) + 1))
+        return self._checked(
+            Batch(self._owners[sampled], self._pool[sampled], np.arange(len(sampled) + 1))
+        )
+
+    def _num_units(self) -> int:
+        return len(self._pool)
 
 
 class UserSampling(Contributions):
@@ -219,14 +251,21 @@ class UserSampling(Contributions):
     Units are users.
     """
 
-    def __init__(self, users: Users, **options):
-        """Takes the options of all contributions."""
-        super().__init__(users, len(users), **options)
+    @property
+    @override
+    def expected_gradients(self) -> float:
+        # q · Σ min(n_u, G).
+        return self.sampling_probability * self.users.pool_size(self.group_size)
 
     @override
-    def _batch(self, step: int) -> Batch:
+    def batch(self, step: int) -> Batch:
         sampled = self._sampler.cohort(step)
-        return batch_of_users(self.users, sampled, self.group_size, f"rows/{self._seed}/{step}")
+        return self._checked(
+            batch_of_users(self.users, sampled, self.group_size, f"rows/{self._seed}/{step}")
+        )
+
+    def _num_units(self) -> int:
+        return len(self.users)
 
 
 def batch_of_users(users: Users, members: np.ndarray, group_size: int, stream: str) -> Batch:

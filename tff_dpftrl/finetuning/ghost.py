@@ -95,6 +95,7 @@ def fastest_clipped_sum(
     model: language_model.LanguageModel,
     rows_per_unit: int,
     *,
+    normalised: bool = False,
     compute_dtype: str = "float32",
     recompute: bool = False,
 ) -> clipped_sums.ClippedSum:
@@ -109,13 +110,14 @@ def fastest_clipped_sum(
     of all blocks until the norm is known, so that short units refuse it.
     """
     rows_per_unit = validation.integer("rows_per_unit", rows_per_unit, minimum=1)
-    return _chosen(model, rows_per_unit, compute_dtype, recompute)
+    return _chosen(model, rows_per_unit, normalised, compute_dtype, recompute)
 
 
 @language_model.kept
 def _chosen(
     model: language_model.LanguageModel,
     rows_per_unit: int,
+    normalised: bool,
     compute_dtype: str,
     recompute: bool,
 ) -> clipped_sums.Kept:
@@ -127,12 +129,12 @@ def _chosen(
             "out, and lower examples_at_once where memory is short."
         )
     if model.reports_uses and num_tokens <= _MOST_TOKENS:
-        chosen = booked(model, rows_per_unit, compute_dtype=compute_dtype)
+        chosen = booked(model, rows_per_unit, normalised=normalised, compute_dtype=compute_dtype)
     else:
         _check_dtype(model, compute_dtype)
         options = {"recompute": True} if recompute else {}
         losses = clipped_sums.language_rows(model, compute_dtype, **options)
-        chosen = clipped_sums.looped(losses)
+        chosen = clipped_sums.looped(losses, normalised=normalised)
     return clipped_sums.Kept(chosen)
 
 
@@ -148,6 +150,7 @@ def booked(
     model: language_model.LanguageModel,
     rows_per_unit: int,
     *,
+    normalised: bool = False,
     compute_dtype: str = "float32",
 ) -> clipped_sums.ClippedSum:
     """Takes the clipped sum of a chunk in one pass, for units of few rows.
@@ -185,7 +188,7 @@ def booked(
         return _Backward(losses, list(map(_in_float32, record.results)), gradients)
 
     one_by_one = clipped_sums.looped(clipped_sums.language_rows(model, compute_dtype))
-    return _in_one_pass(backward, one_by_one, list(model.weight_shapes))
+    return _in_one_pass(backward, one_by_one, list(model.weight_shapes), normalised)
 
 
 def booked_losses(
@@ -193,6 +196,8 @@ def booked_losses(
     weights: Sequence[tf.TensorSpec],
     rows: typing.Any,
     rows_per_unit: int,
+    *,
+    normalised: bool = False,
 ) -> clipped_sums.ClippedSum:
     """Takes the clipped sum of a chunk in one pass, for losses of any model whose uses are found.
 
@@ -236,7 +241,7 @@ def booked_losses(
 
     one_by_one = clipped_sums.looped(row_losses)
     names = [str(index) for index in range(len(weights))]
-    return _in_one_pass(backward, one_by_one, names)
+    return _in_one_pass(backward, one_by_one, names, normalised)
 
 
 class OfLosses:
@@ -409,6 +414,7 @@ def _in_one_pass(
     backward: Callable[[list[tf.Tensor], clipped_sums.Rows, tf.Tensor], _Backward],
     one_by_one: clipped_sums.ClippedSum,
     names: Sequence[str],
+    normalised: bool,
 ) -> clipped_sums.ClippedSum:
     """Returns the clipped sum by one pass backward, and by `one_by_one` where too much cancels."""
 
@@ -456,6 +462,8 @@ def _in_one_pass(
 
         total, norms = tf.cond(tf.reduce_any(is_alone), with_others, lambda: (total, norms))
         norms = tf.where(row_splits[1:] > row_splits[:-1], norms, tf.zeros_like(norms))
+        if normalised:
+            total = clipped_sums.divided(total, clip_norm)
         return total, clipped_sums.PerUnit(norms, tf.cast(losses, tf.float64))
 
     return clipped_sum

@@ -55,6 +55,14 @@ class Choice:
         validation.number("epsilon", self.epsilon, at_least=0)
 
 
+def not_covered(group_size: int, source: str) -> str:
+    """Returns a statement's sentence on a group size that was chosen by looking at the users."""
+    return (
+        f"Choice of the group size, {group_size}: {source}, computed on the training users without "
+        "noise."
+    )
+
+
 def median_choice(sizes: Sequence[int] | np.ndarray) -> Choice:
     """Returns the power of two nearest to the median of the users' numbers of examples.
 

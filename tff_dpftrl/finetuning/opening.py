@@ -16,24 +16,20 @@ from tff_dpftrl.data import sources, split, tables, user_text
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.runs import progress as progress_lib
-from tff_dpftrl.training import corpus, language_config, options, trained_model, warm_start
+from tff_dpftrl.training import corpus, language_config, options, warm_start
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OpenedRun:
     """Fine-tuning run that can go on as far as could be checked without TensorFlow.
 
-    `known` is the manifest of a run that has begun; None for a new run, which has the files of the
-    model that it begins with (`initial`), and what its statement says of them.
+    `known` is the manifest of a run that has begun; None for a new run.
     """
 
     output: pathlib.Path
     config: config_lib.FinetuningConfig
     known: manifest.Manifest | None
     text: split.UserSplit
-    initial: trained_model.TrainedFiles | None = None
-    source: str = ""
-    weights_are_public: bool = False
 
     @property
     def parts(self) -> tuple[user_text.UserText, ...]:
@@ -54,7 +50,7 @@ def open_run(
     `config` is None to go on with the run in `output`. Text is read from the files that the config
     names, unless `text` has it or `rows` is a table in memory (`sources.of_rows`).
     """
-    known, initial, source = None, None, ("", False)
+    known = None
     config = corpus.named(config, text, rows)
     if config is None:
         known = manifest.read(output)
@@ -62,8 +58,8 @@ def open_run(
     else:
         manifest.check_is_free(output)
         config = config.with_absolute_paths()
-        initial = warm_start.find(config.initial_folder)
-        source = warm_start.source(config.initial_folder, config.trained_on)
+        warm_start.find(config.initial_folder)
+        warm_start.source(config.initial_folder, config.trained_on)
     corpus.require_packages(vars(config))
     if text is None:
         if known is not None and rows is None:
@@ -83,7 +79,7 @@ def open_run(
         )
     elif known is None:
         corpus.check_named(config.data, text.train)
-    opened = OpenedRun(output, config, known, text, initial, *source)
+    opened = OpenedRun(output, config, known, text)
     if known is None:
         reading = config.part(tables.TableOptions)
         corpus.check_planned(config, output, text.train, text.validation)

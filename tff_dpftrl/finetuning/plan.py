@@ -284,38 +284,51 @@ class Plan:
         )
 
     def _accounting(self) -> str:
-        text = sentences.SAMPLED_USERS
         if self.sampling == EXAMPLE:
-            text = sentences.EXAMPLES_OF_A_POOL.format(
-                group_size=self.group_size, examples=self._examples
+            text = (
+                "Privacy loss distribution of the mixture of Gaussians N(j, σ²), j ~ "
+                f"Binomial({self.group_size}, p), which is tight for one user with at most "
+                f"{self._examples} in the pool (Charles et al. 2024, Theorem 3), "
+                "composed over the steps."
+            )
+        else:
+            text = (
+                "Privacy loss distribution of the Poisson-sampled Gaussian mechanism (Charles et "
+                "al. 2024, Theorem 2), composed over the steps."
             )
         if self.group_size_epsilon:
-            text += sentences.GROUP_SIZE_ADDED.format(epsilon=self.group_size_epsilon)
+            text += f" Added to it is ε = {self.group_size_epsilon:g} for the choice of group size."
         return text
 
     def _sampling_sentence(self) -> str:
-        text = sentences.DRAWN_EXAMPLES if self.sampling == EXAMPLE else sentences.DRAWN_USERS
-        chance = display.round_up(self.sampling_probability, 6)
-        return text.format(chance=chance, examples=self._examples)
+        chance = (
+            f"with probability {display.round_up(self.sampling_probability, 6)}, independently of "
+            "all else"
+        )
+        if self.sampling == EXAMPLE:
+            return (
+                f"At most {self._examples} of each user were put into a pool, once, at random; "
+                f"every example of the pool is in a step {chance}."
+            )
+        return (
+            f"Every user is in a step {chance}, with at most {self._examples} drawn at random in "
+            "every step; their mean gradient is clipped."
+        )
 
     def _not_covered(self) -> tuple[str, ...]:
         if not self.group_size_is_exact:
             return ()
-        size, source = self.group_size, self.group_size_source
-        return (sentences.GROUP_SIZE_CHOICE.format(size=size, source=source),)
+        return (group_sizes.not_covered(self.group_size, self.group_size_source),)
 
     def _caveats(self, facts: facts_lib.Facts) -> tuple[str, ...]:
         counted = []
         if self.units_are_declared:
-            counted.append(sentences.DECLARED_USERS.format(number=self.num_users))
+            counted.append(f"The number of users, {self.num_users}, is stated as it was counted.")
         else:
             what = "The size of the pool" if self.sampling == EXAMPLE else "The number of users"
-            remedy = "; declare it to avoid this"
-            counted.append(
-                sentences.COUNTED.format(what=what, number=self.num_units, remedy=remedy)
-            )
+            counted.append(counted_caveat(what, self.num_units, "; declare it to avoid this"))
         if self.num_examples is not None:
-            counted.append(sentences.DEFAULT_DELTA.format(number=self.num_examples))
+            counted.append(default_delta_caveat(self.num_examples))
         if sentences.NOISE_GENERATOR in facts.parameters and self.group_size_epsilon:
             if not self.others:  # With them it is said anyway.
                 counted.append(sentences.OTHER_GENERATORS)
@@ -337,11 +350,11 @@ class WhatIf:
     @property
     def sentence(self) -> str:
         """Sentence about the hypothetical run, for caveats."""
-        return sentences.WHAT_IF.format(
-            scale=self.users_scale,
-            users=self.num_users,
-            epsilon=display.round_up(self.epsilon),
-            delta=display.delta(self.delta, 3),
+        return (
+            f"What if: with {self.users_scale:g} times as many users, {self.num_users:g}, and the "
+            f"same expected batch, the noise would give ε = {display.round_up(self.epsilon)} at "
+            f"δ = {display.delta(self.delta, 3)}. This is a comparison, not a guarantee for "
+            "anybody in this data."
         )
 
 
@@ -358,6 +371,22 @@ def default_delta(num_examples: float) -> float:
     """Returns δ = n^−1.1, the paper's; n counts all examples, before any are left out."""
     remedy = "With a single example, choose a delta."
     return validation.number("num_examples", num_examples, above=1, remedy=remedy) ** -1.1
+
+
+def counted_caveat(what: str, number: int, remedy: str = "") -> str:
+    """Returns a statement's sentence on a number that the sampling probability rests on."""
+    return (
+        f"{what}, {number}, determines the sampling probability. It was counted on the data and "
+        f"is treated as public{remedy}."
+    )
+
+
+def default_delta_caveat(num_examples: int) -> str:
+    """Returns a statement's sentence on where `default_delta` comes from."""
+    return (
+        f"δ is n^-1.1 for the {num_examples} examples of all users, a number that is treated as "
+        "public."
+    )
 
 
 def make_plan(

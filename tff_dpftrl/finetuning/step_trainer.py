@@ -10,14 +10,8 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tff_dpftrl import validation
-from tff_dpftrl.finetuning import (
-    clipped_sums,
-    example_sampling,
-    passes,
-    private_steps,
-    run_privacy,
-)
-from tff_dpftrl.runs import prepared, released_metrics
+from tff_dpftrl.finetuning import clipped_sums, example_sampling, private_steps
+from tff_dpftrl.runs import prepared
 from tff_dpftrl.runs import progress as progress_lib
 
 _TRIED_ROWS = 4
@@ -36,32 +30,31 @@ class StepTrainer(prepared.Trainer):
 
     def __init__(
         self,
-        plan: run_privacy.FinetuningPlan,
-        users: example_sampling.Users,
-        group_size: int,
+        user_ids: Sequence[str],
+        sample: Callable[[int], Callable[[int], example_sampling.Batch]],
         steps: private_steps.PrivateSteps,
         read_examples: ReadExamples,
         *,
-        figures: released_metrics.Figures | None = None,
-        try_losses: Callable[[Sequence[np.ndarray], clipped_sums.Rows], None] | None = None,
         progress: progress_lib.Progress | None = None,
+        try_losses: Callable[[Sequence[np.ndarray], clipped_sums.Rows], None] | None = None,
+        loss_bound: float | None = None,
     ):
         """Keeps its arguments.
 
-        `read_examples` reads in the order asked for. `figures` are released of each step; None for
-        none. `try_losses` raises an error if the losses are unfit, given weights and some rows of a
-        batch; it is called at the steps 1, 2, 4, 8 … and at the first one of this process, and is
-        None for losses of the package. `progress` gets a line before the first step, which takes
-        long.
+        `sample` maps a seed to a function from a step to its batch, the same one each time.
+        `read_examples` reads in the order asked for. `progress` gets a line before the first step,
+        which takes long. `try_losses` raises an error if the losses are unfit, given weights and
+        some rows of a batch; it is called at the steps 1, 2, 4, 8 … and at the first one of this
+        process, and is None for losses of the package. `loss_bound` divides the loss of a unit in
+        bounded sums; None for no such sums.
         """
-        self._plan = plan
-        self._loss_bound = None if figures is None else figures.bounds["loss_sum"]
-        self._users = users
-        self._group_size = group_size
+        self._loss_bound = loss_bound
+        self._user_ids = user_ids
+        self._sample = sample
         self._steps = steps
         self._read_examples = read_examples
-        self._try_losses = try_losses
         self._progress = progress
+        self._try_losses = try_losses
         self._has_tried = False
         self._batches: Callable[[int], example_sampling.Batch] | None = None
         self._drawn: tuple[int, example_sampling.Batch] | None = None
@@ -72,7 +65,7 @@ class StepTrainer(prepared.Trainer):
 
     @override
     def sample_with(self, seed: int) -> None:
-        self._batches = passes.batches_of(self._plan, self._users, self._group_size, seed)
+        self._batches = self._sample(seed)
 
     def _batch(self, step: int) -> example_sampling.Batch:
         if self._drawn is None or self._drawn[0] != step:
@@ -84,7 +77,7 @@ class StepTrainer(prepared.Trainer):
     @override
     def members(self, round_index: int) -> list[str]:
         users: list[int] = np.unique(self._batch(round_index).unit_users).tolist()
-        return [self._users.ids[user] for user in users]
+        return [self._user_ids[user] for user in users]
 
     @override
     def train(self, state: Any, round_index: int, members: Sequence[str]) -> prepared.Trained:
@@ -99,7 +92,7 @@ class StepTrainer(prepared.Trainer):
         def read_rows(begin: int, end: int) -> clipped_sums.Rows:
             rows = self._read_examples(
                 [
-                    (self._users.ids[owners[row]], int(batch.examples[row]))
+                    (self._user_ids[owners[row]], int(batch.examples[row]))
                     for row in range(begin, end)
                 ]
             )

@@ -10,27 +10,11 @@ import numpy as np
 
 from tff_dpftrl import durable_files
 from tff_dpftrl.accounting import statement
-from tff_dpftrl.data import vocabulary_file
-from tff_dpftrl.models import export, hugging_face, language_model, low_rank, table
-from tff_dpftrl.runs import checkpoint, manifest
-from tff_dpftrl.training import trained_model, warm_start
+from tff_dpftrl.models import export, hugging_face, language_model, low_rank
+from tff_dpftrl.runs import checkpoint
+from tff_dpftrl.training import trained_model
 
 _FIXED = "pretrained_model.npz"
-
-
-@dataclasses.dataclass(frozen=True)
-class InitialOptions:
-    """Options of the initial model, and of what is trained; the config says what they mean."""
-
-    initial_folder: pathlib.Path
-    sequence_length: int | None
-    adapter_rank: int | None
-    seed: int
-
-    def load(self) -> trained_model.TrainedModel:
-        """Reads the model to begin with."""
-        found = warm_start.find(self.initial_folder)
-        return found.load(sequence_length=self.sequence_length)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,28 +40,6 @@ class TrainedPart:
             return cls(initial, initial.model, initial.weights)
         adapted = low_rank.LowRank(initial.model, initial.weights, adapter_rank)
         return cls(initial, adapted, adapted.initial_weights(seed))
-
-    @classmethod
-    def begun(
-        cls, options: InitialOptions, output: pathlib.Path, known: manifest.Manifest
-    ) -> TrainedPart:
-        """Selects the trained part of a run that has begun, of the model that its folder keeps.
-
-        The weights are zero where all of them are in its checkpoint.
-        """
-        words = output / vocabulary_file.NAME
-        if not words.exists():  # It crashed before step 1.
-            initial = options.load()
-        elif options.adapter_rank is None:
-            model = table.from_description(known.facts["model"])
-            weights = [np.zeros(shape, np.float32) for shape in model.weight_shapes.values()]
-            initial = trained_model.TrainedModel(model, weights, *vocabulary_file.read(words))
-        elif (output / _FIXED).exists():
-            kept = export.read(output / _FIXED)
-            initial = trained_model.TrainedModel(*kept, *vocabulary_file.read(words))
-        else:
-            initial = options.load()
-        return cls.of(initial, options.adapter_rank, seed=options.seed)
 
     @property
     def _adapters(self) -> low_rank.LowRank | None:
@@ -141,3 +103,11 @@ class TrainedPart:
             f"rank {self._adapters.adapter_rank}: {self.model.num_parameters} weights, which get "
             f"the noise; the {self.initial.model.num_parameters} stay as they are."
         ]
+
+
+def kept(
+    output: pathlib.Path,
+) -> tuple[language_model.LanguageModel, Sequence[np.ndarray]] | None:
+    """Reads the model that a run with adapters began with from its folder; None if it is gone."""
+    path = output / _FIXED
+    return export.read(path) if path.exists() else None

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow_federated as tff
 
 from tff_dpftrl import validation
-from tff_dpftrl.aggregators import check_process, dp_ftrl, secagg_sum
+from tff_dpftrl.aggregators import adaptive_clipping, check_process, dp_ftrl, inner_sum, secagg_sum
 from tff_dpftrl.execution import contexts, federated_round, process_form, tff_names
 from tff_dpftrl.learning import (
     local_model,
@@ -18,6 +18,7 @@ from tff_dpftrl.learning import (
     rounds,
     tff_metrics,
 )
+from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
 from tff_dpftrl.private_round import aggregation as aggregation_lib
 
 Algorithm = Callable[..., Any]
@@ -104,17 +105,19 @@ def factory_of(
     if isinstance(aggregation, aggregation_lib.PlainMean):
         return tff.aggregators.UnweightedMeanFactory()
     private_round, vector_sum = aggregation.private_round, aggregation.vector_sum
-    if vector_sum is None:
-        return dp_ftrl.DPFTRLFactory(private_round, report_non_finite_clients=True)
-    return dp_ftrl.DPFTRLFactory(
-        private_round,
-        sum_factory=secagg_sum.SecAggSumFactory(
+    options: dict[str, Any] = {"report_non_finite_clients": vector_sum is None}
+    is_adaptive = isinstance(private_round, adaptive_clipping_lib.AdaptiveClipRound)
+    if vector_sum is not None:
+        secure = secagg_sum.SecAggSumFactory(
             vector_sum.encoding, vector_sum.clip_norm, rotation_seed=vector_sum.rotation_seed
-        ),
-        count_sum_factory=secagg_sum.SecAggHalfBitFactory(
-            has_noise=private_round.noise_parties > 0
-        ),
-    )
+        )
+        options["inner_sum"] = inner_sum.InnerSum.of(secure, vector_sum.clip_norm)
+        if is_adaptive:
+            bits = secagg_sum.SecAggHalfBitFactory(has_noise=private_round.noise_parties > 0)
+            options["count_sum"] = inner_sum.exact_count(bits, bits.contribution_norm)
+    if is_adaptive:
+        return adaptive_clipping.AdaptiveDPFTRLFactory(private_round, **options)
+    return dp_ftrl.DPFTRLFactory(private_round, **options)
 
 
 def _check_private(

@@ -228,7 +228,7 @@ def whole_run(
     if limit is not None and limit < longest:
         raise validation.UsageError(
             f"the strategy is for at most {limit} rounds, got {longest}: optimise one for more "
-            "rounds (`tff-dpftrl plan --rounds`), or restart it more often."
+            "rounds (`tff-dpftrl optimize --rounds`), or restart it more often."
         )
     return base if len(starts) == 1 else Restarted(base, tuple(starts))
 

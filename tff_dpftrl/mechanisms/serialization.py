@@ -248,6 +248,6 @@ def _document(text: str) -> dict:
         )
     if "strategy" not in document:
         raise validation.UsageError(
-            'This file has no "strategy"; write it anew with tff-dpftrl plan --output.'
+            'This file has no "strategy"; write it anew with tff-dpftrl optimize.'
         )
     return document

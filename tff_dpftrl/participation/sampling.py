@@ -3,7 +3,8 @@
 A description is what accounting, statement and a run's folder share; its `sampler` draws the
 cohorts. In all of them a client's rounds are drawn independently of all data. Sources:
 Choquette-Choo et al. 2023 (arXiv 2306.08153), section 4, for cyclic Poisson sampling; 2024
-(arXiv 2410.06266), section 2, for balls in bins.
+(arXiv 2410.06266), section 2, for balls in bins; Dong et al. 2026 (arXiv 2602.09338) for
+b-min-sep.
 """
 
 from __future__ import annotations
@@ -214,8 +215,74 @@ class BallsInBins(Sampling):
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class MinSepPoisson(Sampling):
+    """Poisson sampling that leaves out who came in the last rounds (b-min-sep sampling).
+
+    It starts in its stationary distribution, so that each round expects the same share.
+
+    Attributes:
+      num_rounds: Number of rounds n.
+      min_sep: Least stride b of a client.
+      sampling_probability: Probability q of a client that was in none of the last b − 1 rounds.
+    """
+
+    kind = "b-min-sep"
+
+    min_sep: int
+    sampling_probability: float
+
+    @classmethod
+    def for_cohorts(
+        cls, num_rounds: int, min_sep: int, *, num_clients: int, clients_per_round: float
+    ) -> Self:
+        """Builds the sampling of which a number of clients is expected in each round.
+
+        Raises:
+          ValueError: If an argument is out of range, like a stride that leaves too few clients.
+        """
+        validation.integer("min_sep", min_sep, minimum=1)
+        share = _share(num_clients, clients_per_round)
+        if share * min_sep > 1.0:
+            most = int(num_clients / clients_per_round)
+            raise validation.UsageError(
+                f"min_sep={min_sep} empties the pool: {min_sep} rounds of {clients_per_round:g} "
+                f"clients need more than {num_clients} clients; a min_sep of at most {most} works, "
+                f"or {num_clients // min_sep} clients a round."
+            )
+        return cls(num_rounds, min_sep, min(1.0, share / (1.0 - (min_sep - 1) * share)))
+
+    @property
+    @override
+    def share_per_round(self) -> float:
+        return secret_cohorts.stationary_share(self.min_sep, self.sampling_probability)
+
+    @property
+    @override
+    def schema(self) -> schema_lib.MinSep:
+        return schema_lib.MinSep.as_many_as_fit(self.num_rounds, self.min_sep)
+
+    @override
+    def sampler(self, num_clients: int, seed: int) -> secret_cohorts.MinSepPoissonSampler:
+        return secret_cohorts.MinSepPoissonSampler(
+            num_clients=num_clients,
+            min_sep=self.min_sep,
+            sampling_probability=self.sampling_probability,
+            num_rounds=self.num_rounds,
+            seed=seed,
+        )
+
+    @override
+    def sentence(self, unit: str = "client", step: str = "round") -> str:
+        return (
+            f"Every {unit} that was in none of the last {self.min_sep - 1} {step}s is in a {step} "
+            f"with probability {_rounded_up(self.sampling_probability)}, independently of all "
+            f"else; the first {step}s are as if infinitely many had gone before."
+        )
+
+
 KINDS: Mapping[str, type[Sampling]] = types.MappingProxyType(
-    {one.kind: one for one in (CyclicPoisson, BallsInBins)}
+    {one.kind: one for one in (CyclicPoisson, BallsInBins, MinSepPoisson)}
 )
 """Classes of samplings, by the names that commands and folders call them by."""
 

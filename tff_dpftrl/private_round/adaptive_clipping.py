@@ -20,10 +20,11 @@ zeroed out, twice what is charged.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from typing_extensions import Unpack, override
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import noise_split
@@ -138,7 +139,7 @@ class CountedContribution(NamedTuple):
     bit: Any
 
 
-class AdaptiveClipRound(fixed_clip.DpFtrlRound):
+class AdaptiveClipRound(interface.PrivateRound):
     """Mechanism of DP-FTRL with an estimated clip norm and restarts.
 
     A client moves a round's average by at most clip_norm · unit_inflation / clients_per_round and
@@ -149,12 +150,14 @@ class AdaptiveClipRound(fixed_clip.DpFtrlRound):
     Account for `noise_multiplier`, z of both streams together. It is split into z_Δ,
     `update_noise_multiplier`, and σ_b, `clipped_count_stddev`. `unit_inflation` is the factor by
     which encoding may lengthen a contribution; None if the updates are summed as they are clipped.
+    With a `deterministic_seed` the run is not private. With any `noise_parties`, each has added the
+    whole noise to both sums: `release` adds none, and the state has no secret. With `secure_noise`,
+    the noise is of a cryptographic generator, on a grid.
     """
 
     contribution_type = CountedContribution
     state_type = AdaptiveClipState
     broadcast_field = "clip"
-    covering = "unit_inflation"
 
     def __init__(
         self,
@@ -164,8 +167,9 @@ class AdaptiveClipRound(fixed_clip.DpFtrlRound):
         clients_per_round: float,
         clipping: AdaptiveClipping = DEFAULT_CLIPPING,
         unit_inflation: float | None = None,
+        deterministic_seed: int | None = None,
         noise_parties: int = 0,
-        **noise: Unpack[interface.NoiseOptions],
+        secure_noise: bool = False,
     ):
         """Initialises the round; arguments are the attributes.
 
@@ -174,8 +178,10 @@ class AdaptiveClipRound(fixed_clip.DpFtrlRound):
         """
         if not isinstance(clipping, AdaptiveClipping):
             raise validation.UsageError(f"clipping must be an AdaptiveClipping, got {clipping!r}.")
-        super().__init__(strategy, noise_multiplier, clients_per_round, noise_parties, **noise)
+        self.strategy = strategy_lib.check_strategy(strategy)
         self.clipping = clipping
+        self.noise_multiplier = validation.noise_multiplier(noise_multiplier)
+        self.clients_per_round = summation.check_clients_per_round(clients_per_round)
         self.clipped_count_stddev = clipping.count_stddev(
             self.noise_multiplier, self.clients_per_round
         )
@@ -190,6 +196,10 @@ class AdaptiveClipRound(fixed_clip.DpFtrlRound):
                 remedy="Encoding cannot make a client's contribution smaller.",
             )
         self.unit_inflation = unit_inflation
+        self.deterministic_seed = validation.seed("deterministic_seed", deterministic_seed)
+        self.noise_parties = noise_parties
+        self.secure_noise = secure_noise
+        self._recipe = strategy.noise_recipe()
 
     @property
     def estimation_cost(self) -> float:
@@ -255,13 +265,10 @@ class AdaptiveClipRound(fixed_clip.DpFtrlRound):
             update = [tensor * active for tensor in summation.in_float64(update)]
             multiplier *= self.unit_inflation
         stddev = multiplier * active
-        divisor = self.clients_per_round
-        average = self._noised_mean(update, noise, stddev, divisor, self.update_noise_multiplier)
+        average = self._noised_mean(update, noise, stddev, self.update_noise_multiplier)
         count_stddev = tf.constant(self.clipped_count_stddev, tf.float64)
         count_multiplier = self.clipped_count_stddev / noise_split.COUNT_SENSITIVITY
-        (fraction,) = self._noised_mean(
-            [totals.bit], [count_noise], count_stddev, divisor, count_multiplier
-        )
+        (fraction,) = self._noised_mean([totals.bit], [count_noise], count_stddev, count_multiplier)
         fraction = tf.cast(fraction + noise_split.COUNT_SENSITIVITY, tf.float32)
         excess = state.clip.excess + fraction - self.clipping.target_unclipped_quantile
         estimate = self.clipping.estimate(excess)
@@ -270,10 +277,17 @@ class AdaptiveClipRound(fixed_clip.DpFtrlRound):
             "clip_norm": state.clip.active,
             "estimated_clip_norm": estimate,
             "unclipped_fraction": fraction,
-            "noise_stddev": self._measured_stddev(stddev),
+            "noise_stddev": tf.cast(stddev * math.sqrt(max(self.noise_parties, 1)), tf.float32),
             "num_restarts": self._count_stream.block(state.round_index)[0],
         }
         return skipped._replace(clip=clip), average, measurements
+
+    def _noised_mean(self, total, noise, stddev, noise_multiplier):
+        if self.secure_noise and noise_multiplier > 0 and not self.noise_parties:
+            return summation.noised_mean_on_grid(
+                total, noise, stddev, self.clients_per_round, noise_multiplier
+            )
+        return summation.noised_mean(total, noise, stddev, self.clients_per_round)
 
     @override
     def skip(self, state, shapes):
@@ -302,6 +316,15 @@ class AdaptiveClipRound(fixed_clip.DpFtrlRound):
         _, next_in_block = self._count_stream.block(state.round_index + 1)
         active = tf.where(tf.equal(next_in_block, 0), estimate, state.clip.active)
         return ClipState(active, estimate, excess)
+
+    def _stream(self, shapes, index=fixed_clip.UPDATE_STREAM) -> noise_stream.NoiseStream:
+        return noise_stream.NoiseStream(
+            self._recipe,
+            shapes,
+            index=index,
+            max_rounds=self.strategy.max_rounds,
+            secure=self.secure_noise,
+        )
 
     @property
     def _count_stream(self) -> noise_stream.NoiseStream:

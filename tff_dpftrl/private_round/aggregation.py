@@ -20,6 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tff_dpftrl import validation
 from tff_dpftrl.private_round import clipping, interface, secure_sums
 
 _UPDATE = "update"
@@ -48,11 +49,24 @@ class Aggregation:
         it, the bits of adaptive clipping are summed securely, too. No noise covers the exact count
         of `report_non_finite_clients`: it is for the operator only.
         """
-        private_round.check_sum("vector_sum", vector_sum and vector_sum.contribution_norm)
+        num_parties = getattr(private_round, "noise_parties", 0)
+        if vector_sum is None and num_parties:
+            raise validation.UsageError(
+                f"private_round has noise_parties={num_parties}, which add noise within secure "
+                "sums, and vector_sum is None: nobody would add any. Give vector_sum."
+            )
+        if vector_sum is not None:
+            covered = _covered_norm(private_round)
+            if covered is None or not vector_sum.contribution_norm <= covered:
+                raise validation.UsageError(
+                    "private_round must have noise for a contribution of norm "
+                    f"{vector_sum.contribution_norm}, what one client can add to vector_sum, got "
+                    f"{covered}."
+                )
         self.private_round = private_round
         self.vector_sum = vector_sum
         _, *self._scalars = private_round.contribution_type._fields
-        self._bit_sum = secure_sums.HalfBitSum(has_noise=private_round.noise_parties > 0)
+        self._bit_sum = secure_sums.HalfBitSum(has_noise=num_parties > 0)
         self._reports_non_finite = report_non_finite_clients
         fields = (*private_round.state_type._fields, "sum_state")
         self._state_type: Any = collections.namedtuple("AggregationState", fields)
@@ -134,6 +148,14 @@ class Aggregation:
 
     def _round_state(self, state: Any) -> Any:
         return self.private_round.state_type(*state[:-1])
+
+
+def _covered_norm(private_round: interface.PrivateRound) -> float | None:
+    """Returns the norm of a contribution to a secure sum that the noise of a round covers."""
+    for name in ("encoded_norm", "unit_inflation"):
+        if hasattr(private_round, name):
+            return getattr(private_round, name)
+    return None
 
 
 class PlainMean:

@@ -173,15 +173,6 @@ class Clipping(abc.ABC):
         """Raises ValueError if an update of `num_tensors` tensors cannot be clipped."""
 
 
-def check(clipping: Clipping) -> Clipping:
-    """Returns a rule of clipping after checking that it is one."""
-    if not isinstance(clipping, Clipping):
-        raise validation.UsageError(
-            f"clipping must be a FlatClipping or a PerLayerClipping, got {clipping!r}."
-        )
-    return clipping
-
-
 @dataclasses.dataclass(frozen=True)
 class FlatClipping(Clipping):
     """Clipping of the whole update to one norm (McMahan et al. 2018, FlatClip).

@@ -87,9 +87,3 @@ class ClippedDenominator:
 
 
 Estimator: TypeAlias = FixedDenominator | ClippedDenominator
-
-
-def capped(num_examples: tf.Tensor, weight_cap: float) -> tf.Tensor:
-    """Returns a client's weight min(n / weight_cap, 1), float64; 0 if n is not positive or NaN."""
-    weight = tf.cast(num_examples, tf.float64) / weight_cap
-    return tf.where(weight > 0, tf.minimum(weight, 1.0), 0.0)

@@ -11,7 +11,7 @@ import math
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from typing_extensions import Unpack, override
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import strategy as strategy_lib
@@ -34,52 +34,20 @@ class FixedClipState(NamedTuple):
     buffer: Any
 
 
-class DpFtrlRound(interface.PrivateRound):
-    """Base of the mechanisms of DP-FTRL, with a strategy and a report goal.
-
-    With any `noise_parties`, each has added the whole noise to the sums: `release` adds none, and
-    the state has no secret.
-    """
-
-    def __init__(
-        self,
-        strategy: strategy_lib.Strategy,
-        noise_multiplier: float,
-        clients_per_round: float,
-        noise_parties: int,
-        **noise: Unpack[interface.NoiseOptions],
-    ):
-        super().__init__(noise_multiplier, **noise)
-        self.strategy = strategy_lib.check_strategy(strategy)
-        self.clients_per_round = summation.check_clients_per_round(clients_per_round)
-        self.noise_parties = noise_parties
-        self._recipe = strategy.noise_recipe()
-
-    def _stream(self, shapes, index=UPDATE_STREAM) -> noise_stream.NoiseStream:
-        return noise_stream.NoiseStream(
-            self._recipe,
-            shapes,
-            index=index,
-            max_rounds=self.strategy.max_rounds,
-            secure=self.secure_noise,
-        )
-
-    def _measured_stddev(self, stddev: tf.Tensor) -> tf.Tensor:
-        """Returns the standard deviation of the noise of all parties together, float32."""
-        return tf.cast(stddev * math.sqrt(max(self.noise_parties, 1)), tf.float32)
-
-
-class FixedClipRound(DpFtrlRound):
+class FixedClipRound(interface.PrivateRound):
     """Mechanism of DP-FTRL with one clip norm for all rounds.
 
     A client moves a round's average by at most encoded_norm / clients_per_round, whatever it sends,
     for up to `summation.MAX_CLIENTS` clients in a round. `encoded_norm` is the L2 norm of its
     contribution, and `noise_multiplier` the standard deviation of z per unit of it.
+
+    With a `deterministic_seed` the run is not private. With any `noise_parties`, each has added the
+    whole noise to the sums: `release` adds none, and the state has no secret. With `secure_noise`,
+    the noise is of a cryptographic generator, on a grid.
     """
 
     state_type = FixedClipState
     broadcast_field = "round_index"
-    covering = "encoded_norm"
 
     def __init__(
         self,
@@ -89,12 +57,21 @@ class FixedClipRound(DpFtrlRound):
         clipping: clipping_lib.Clipping,
         clients_per_round: float,
         encoded_norm: float | None = None,
+        deterministic_seed: int | None = None,
         noise_parties: int = 0,
-        **noise: Unpack[interface.NoiseOptions],
+        secure_noise: bool = False,
     ):
         """Initialises the round with its attributes; `encoded_norm` is the clip norm if None."""
-        super().__init__(strategy, noise_multiplier, clients_per_round, noise_parties, **noise)
-        self.clipping = clipping_lib.check(clipping)
+        if not isinstance(clipping, clipping_lib.Clipping):
+            raise validation.UsageError(
+                f"clipping must be a FlatClipping or a PerLayerClipping, got {clipping!r}."
+            )
+        self.strategy = strategy_lib.check_strategy(strategy)
+        self.noise_multiplier = validation.noise_multiplier(noise_multiplier)
+        self.clipping = clipping
+        self.clients_per_round = summation.check_clients_per_round(clients_per_round)
+        self.deterministic_seed = validation.seed("deterministic_seed", deterministic_seed)
+        self.secure_noise = secure_noise
         self.encoded_norm = validation.number(
             "encoded_norm",
             clipping.constant_norm if encoded_norm is None else encoded_norm,
@@ -102,6 +79,8 @@ class FixedClipRound(DpFtrlRound):
             at_most=validation.MAX_CLIP_NORM,
             remedy="Encoding cannot make a client's contribution smaller than the clip norm.",
         )
+        self.noise_parties = noise_parties
+        self._recipe = strategy.noise_recipe()
 
     @override
     def initial_state(self, shapes):
@@ -127,12 +106,15 @@ class FixedClipRound(DpFtrlRound):
         """
         noise, new_state = self.noise(state, [tensor.shape for tensor in totals.update])
         stddev = self._stddev
-        average = self._noised_mean(
-            totals.update, noise, stddev, self.clients_per_round, self.noise_multiplier
-        )
+        if self.secure_noise and self.noise_multiplier > 0 and not self.noise_parties:
+            average = summation.noised_mean_on_grid(
+                totals.update, noise, stddev, self.clients_per_round, self.noise_multiplier
+            )
+        else:
+            average = summation.noised_mean(totals.update, noise, stddev, self.clients_per_round)
         measurements = {
             "clip_norm": tf.constant(self.clipping.constant_norm, tf.float32),
-            "noise_stddev": self._measured_stddev(stddev),
+            "noise_stddev": tf.cast(stddev * math.sqrt(max(self.noise_parties, 1)), tf.float32),
         }
         return new_state, average, measurements
 
@@ -184,3 +166,12 @@ class FixedClipRound(DpFtrlRound):
         executed, seed = stream.execution_seeds(state.seed, t, self.deterministic_seed, root)
         noise, buffer = stream.next(state.buffer, t, executed)
         return noise, FixedClipState(t + 1, seed, buffer)
+
+    def _stream(self, shapes) -> noise_stream.NoiseStream:
+        return noise_stream.NoiseStream(
+            self._recipe,
+            shapes,
+            index=UPDATE_STREAM,
+            max_rounds=self.strategy.max_rounds,
+            secure=self.secure_noise,
+        )

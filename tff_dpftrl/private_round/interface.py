@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, NamedTuple, TypedDict
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -33,28 +33,11 @@ class Contribution(NamedTuple):
     update: Any
 
 
-class NoiseOptions(TypedDict, total=False):
-    """Arguments of every private round, and of every aggregator, about the draws of its noise.
-
-    Attributes:
-      deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only. A reader who
-        knows it can remove the noise, so the run is not private. If None, each run takes 128 bits
-        (256 for secure noise) from the operating system.
-      secure_noise: Whether a cryptographic generator, AES-256 in counter mode, draws the noise on
-        a grid (`numpy_noise.secure_draws`); else of Philox. TFF's own executor cannot draw it:
-        compile the process (`tff_dpftrl.compile_process`).
-    """
-
-    deterministic_seed: int | None
-    secure_noise: bool
-
-
 class PrivateRound(abc.ABC):
     """Private mechanism with all its parameters, for updates that are lists of tensors.
 
     Neighbouring cohorts differ in one client, whose contribution is replaced by
-    `no_contribution`, in all its parts. With a `deterministic_seed` the run is not private. With
-    `secure_noise`, the noise is of a cryptographic generator, on a grid.
+    `no_contribution`, in all its parts.
     """
 
     contribution_type: ClassVar[type] = Contribution
@@ -66,31 +49,11 @@ class PrivateRound(abc.ABC):
     broadcast_field: ClassVar[str]
     """Name of the state's field that clients may see; never a seed, nor past noise."""
 
-    covering: ClassVar[str] = "covered_norm"
-    """Name of the attribute with the norm of an encoded contribution that the noise covers; without
-    it, or if it is None, contributions must not be encoded."""
-
     noise_multiplier: float
     """Noise multiplier z of everything released in a round; with 0 nothing is private."""
 
     deterministic_seed: int | None
     """Seed of all noise if the caller gave one: then the run is not private."""
-
-    secure_noise: bool
-
-    noise_parties: int = 0
-    """Number of parties that each have added the whole noise to the sums: `release` adds none."""
-
-    def __init__(
-        self,
-        noise_multiplier: float,
-        *,
-        deterministic_seed: int | None = None,
-        secure_noise: bool = False,
-    ):
-        self.noise_multiplier = validation.noise_multiplier(noise_multiplier)
-        self.deterministic_seed = validation.seed("deterministic_seed", deterministic_seed)
-        self.secure_noise = secure_noise
 
     @abc.abstractmethod
     def initial_state(self, shapes: Sequence[Sequence[int]]) -> Any:
@@ -157,31 +120,6 @@ class PrivateRound(abc.ABC):
           The state after the round. The noise of all later rounds is what it would have been
           after `release`. Whatever a release estimates from the clients stays as it was.
         """
-
-    def check_sum(self, name: str, encoded_norm: float | None) -> None:
-        """Refuses a sum of the updates to which a client can add more than the noise covers.
-
-        `encoded_norm` is what it can add to a sum of encoded updates; None for a plain sum.
-        """
-        if encoded_norm is None:
-            if self.noise_parties:
-                raise validation.UsageError(
-                    f"private_round has noise_parties={self.noise_parties}, which add noise within "
-                    f"secure sums, and {name} is None: nobody would add any. Give {name}."
-                )
-            return
-        covered = getattr(self, self.covering, None)
-        if covered is None or not encoded_norm <= covered:
-            raise validation.UsageError(
-                f"private_round must have noise for a contribution of norm {encoded_norm}, what "
-                f"one client can add to {name}, got {self.covering}={covered}."
-            )
-
-    def _noised_mean(self, total, noise, stddev, divisor, noise_multiplier):
-        """Computes (total + stddev · noise) / divisor, of secure noise on its grid."""
-        if self.secure_noise and noise_multiplier > 0 and not self.noise_parties:
-            return summation.noised_mean_on_grid(total, noise, stddev, divisor, noise_multiplier)
-        return summation.noised_mean(total, noise, stddev, divisor)
 
     def no_contribution(self, shapes: Sequence[Sequence[int]]) -> Any:
         """Returns the contribution of an absent client: zeros, in float64."""

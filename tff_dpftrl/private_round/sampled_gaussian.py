@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from typing_extensions import Unpack, override
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import noise_recipe
@@ -47,6 +47,9 @@ class SampledGaussianRound(interface.PrivateRound):
 
     An update whose norm is not finite, or above 1.8e19, counts as absent: zero update, zero weight.
     An empty cohort gives noise only.
+
+    With a `deterministic_seed` the run is not private. With `secure_noise`, the noise is of a
+    cryptographic generator, on a grid.
     """
 
     contribution_type = WeightedContribution
@@ -60,17 +63,24 @@ class SampledGaussianRound(interface.PrivateRound):
         noise_multiplier: float,
         estimator: estimators.Estimator,
         weight_cap: float = 1.0,
-        **noise: Unpack[interface.NoiseOptions],
+        deterministic_seed: int | None = None,
+        secure_noise: bool = False,
     ):
         """Initialises the round; arguments are the attributes."""
-        super().__init__(noise_multiplier, **noise)
+        if not isinstance(clipping, clipping_lib.Clipping):
+            raise validation.UsageError(
+                f"clipping must be a FlatClipping or a PerLayerClipping, got {clipping!r}."
+            )
         if not isinstance(estimator, estimators.Estimator):
             raise validation.UsageError(
                 f"estimator must be a FixedDenominator or a ClippedDenominator, got {estimator!r}."
             )
-        self.clipping = clipping_lib.check(clipping)
+        self.clipping = clipping
+        self.noise_multiplier = validation.noise_multiplier(noise_multiplier)
         self.estimator = estimator
         self.weight_cap = validation.positive("weight_cap", weight_cap)
+        self.deterministic_seed = validation.seed("deterministic_seed", deterministic_seed)
+        self.secure_noise = secure_noise
 
     @override
     def initial_state(self, shapes):
@@ -85,7 +95,9 @@ class SampledGaussianRound(interface.PrivateRound):
             raise validation.UsageError("weight must be the client's number of examples, got None.")
         clipped, norm = self.clipping.clip(tensors, broadcast)
         is_finite = tf.math.is_finite(norm)
-        weight = tf.where(is_finite, estimators.capped(weight, self.weight_cap), 0.0)
+        weight = tf.cast(weight, tf.float64) / self.weight_cap
+        one, zero = tf.ones_like(weight), tf.zeros_like(weight)
+        weight = tf.where(is_finite & (weight > 0), tf.minimum(weight, one), zero)
         return WeightedContribution([weight * tensor for tensor in clipped], weight), is_finite
 
     @override
@@ -101,7 +113,12 @@ class SampledGaussianRound(interface.PrivateRound):
         noise, _ = stream.next((), state.round_index, executed)
         divisor = self.estimator.divisor(tf.cast(totals.weight, tf.float64))
         means = [tensor / divisor for tensor in summation.in_float64(totals.update)]
-        estimate = self._noised_mean(means, noise, stddev, 1.0, self.noise_multiplier)
+        if self.secure_noise and self.noise_multiplier > 0:
+            estimate = summation.noised_mean_on_grid(
+                means, noise, stddev, 1.0, self.noise_multiplier
+            )
+        else:
+            estimate = summation.noised_mean(means, noise, stddev, 1.0)
         measurements = {
             "clip_norm": tf.cast(clip_norm, tf.float32),
             "noise_stddev": tf.cast(stddev, tf.float32),

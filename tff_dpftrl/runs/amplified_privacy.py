@@ -36,9 +36,12 @@ from tff_dpftrl.participation import sampling as sampling_lib
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import privacy, simulated_run
 
-SAMPLINGS = (sampling_lib.CyclicPoisson.kind, sampling_lib.BallsInBins.kind)
+SAMPLINGS = tuple(
+    one.kind
+    for one in (sampling_lib.CyclicPoisson, sampling_lib.BallsInBins, sampling_lib.MinSepPoisson)
+)
 """Names of the samplings."""
-_CYCLIC, _BINS = SAMPLINGS
+_CYCLIC, _BINS, _MIN_SEP = SAMPLINGS
 
 _BANDED = ("bandtoep", "bandmf", "bandfhu", "identity")
 """Mechanisms with a banded C: one unit's rounds share no noise if they are as far apart."""
@@ -87,9 +90,10 @@ class AmplifiedPrivacy(privacy.Privacy):
       clip_norm: L2 norm that a client's update is clipped to.
       mechanism: A key of `mechanisms.table.MECHANISMS`.
       strategy_file: File of a strategy, or a name of the zoo, instead of a mechanism.
-      min_sep: Number of groups of cyclic sampling, and so the smallest stride of a client; the
-        bands of the strategy if None. Bins follow from `clients_per_round`. If neither is given,
-        nor the bands of "bandtoep", those of least noise at `target_epsilon` are taken.
+      min_sep: Smallest stride of a client: the number of groups of cyclic sampling (the bands of
+        the strategy if None), or the b of b-min-sep. Bins follow from `clients_per_round`. If
+        neither is given, nor the bands of "bandtoep", those of least noise at `target_epsilon` are
+        taken.
       noise_multiplier: z; None if `target_epsilon` is given instead.
       target_epsilon: The largest ε that the whole run may spend.
       deterministic_seed: Seed of the noise, for debugging; the run is not private then.
@@ -256,6 +260,7 @@ class AmplifiedPrivacy(privacy.Privacy):
             return self._drawn(num_clients)
         try:
             return _described(
+                self.sampling,
                 self.num_rounds,
                 self.deployment.population,
                 self.deployment.report_goal,
@@ -272,7 +277,9 @@ class AmplifiedPrivacy(privacy.Privacy):
         if self.pool is not None:
             num_clients = self.pool.size
         privacy.check_population(num_clients, self.clients_per_round)
-        return _described(self.num_rounds, num_clients, self.clients_per_round, self._stride())
+        return _described(
+            self.sampling, self.num_rounds, num_clients, self.clients_per_round, self._stride()
+        )
 
     def _stride(self) -> int | None:
         """Returns the stride that was asked for, or that the bands need; None for bins."""
@@ -284,17 +291,18 @@ class AmplifiedPrivacy(privacy.Privacy):
                 )
             return None
         bands = self._bands()
-        if bands is None and self.strategy_file is None and self.mechanism not in _BANDED:
-            raise validation.UsageError(
-                f"sampling 'cyclic' needs a banded matrix, which mechanism {self.mechanism!r} "
-                f"has not: take mechanism {', '.join(_BANDED[:-1])} with bands=8, say, or "
-                "identity; or sampling 'bins', which takes any mechanism."
-            )
-        if bands is not None and self.min_sep is not None and self.min_sep < bands:
-            raise validation.UsageError(
-                f"min_sep={self.min_sep} groups are fewer than the {bands} bands, so that one "
-                f"client's rounds would share noise: raise min_sep to {bands}, or lower bands."
-            )
+        if self.sampling == _CYCLIC:
+            if bands is None and self.strategy_file is None and self.mechanism not in _BANDED:
+                raise validation.UsageError(
+                    f"sampling 'cyclic' needs a banded matrix, which mechanism {self.mechanism!r} "
+                    f"has not: take mechanism {', '.join(_BANDED[:-1])} with bands=8, say, or "
+                    "identity; or sampling 'bins', which takes any mechanism."
+                )
+            if bands is not None and self.min_sep is not None and self.min_sep < bands:
+                raise validation.UsageError(
+                    f"min_sep={self.min_sep} groups are fewer than the {bands} bands, so that one "
+                    f"client's rounds would share noise: raise min_sep to {bands}, or lower bands."
+                )
         stride = bands if self.min_sep is None else self.min_sep
         if stride is None and self._leaves_bands_open:
             stride = 1  # Any population has it.
@@ -371,7 +379,7 @@ class AmplifiedPrivacy(privacy.Privacy):
 
 
 def _described(
-    num_rounds: int, num_clients: int, clients_per_round: int, stride: int | None
+    name: str, num_rounds: int, num_clients: int, clients_per_round: int, stride: int | None
 ) -> sampling_lib.Sampling:
     """Returns the sampling with which a round expects so many clients."""
     if stride is None:
@@ -383,6 +391,7 @@ def _described(
                 f"clients_per_round to {num_clients // (num_rounds + 1) + 1}."
             )
         return sampling_lib.BallsInBins(num_rounds, bins)
+    kind = sampling_lib.CyclicPoisson if name == _CYCLIC else sampling_lib.MinSepPoisson
     most = num_clients // clients_per_round
     if stride > most:
         raise validation.UsageError(
@@ -390,7 +399,7 @@ def _described(
             f"different clients need more than the {num_clients} there are: lower it to {most}, or "
             f"clients_per_round to {num_clients // stride}."
         )
-    return sampling_lib.CyclicPoisson.for_cohorts(
+    return kind.for_cohorts(
         num_rounds, stride, num_clients=num_clients, clients_per_round=clients_per_round
     )
 

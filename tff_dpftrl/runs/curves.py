@@ -12,20 +12,11 @@ NAME = "curves.png"
 """Name of the figure's file."""
 
 _EXACT_COLUMNS = ("loss", "top1")  # Of the training cohorts.
-_PANELS = {
-    "top-1 accuracy, words in the vocabulary": ("top1", "eval_top1_in_vocab", "noised_top1"),
-    "cross-entropy (nats per word or sub-word)": ("loss", "eval_loss", "noised_loss"),
-    "ε spent, for the declared participation": ("epsilon",),
-}
-_STYLES = {  # Label and style of a column's curve.
-    "top1": ("training cohort", "-"),
-    "loss": ("training cohort", "-"),
-    "eval_top1_in_vocab": ("held-out users", "o-"),
-    "eval_loss": ("held-out users", "o-"),
-    "noised_top1": ("training cohort, with noise", "."),
-    "noised_loss": ("training cohort, with noise", "."),
-    "epsilon": (None, "-"),
-}
+_PANELS = (
+    ("top-1 accuracy, words in the vocabulary", ("top1", "eval_top1_in_vocab", "noised_top1")),
+    ("cross-entropy (nats per word or sub-word)", ("loss", "eval_loss", "noised_loss")),
+    ("ε spent, for the declared participation", ("epsilon",)),
+)
 EXACT = (
     "Curves of training cohorts and dashed lines counted on training users are exact figures, "
     "without noise and not covered by the privacy statement: do not publish them."
@@ -40,26 +31,28 @@ def draw(
     baselines: Mapping[str, float] | None = None,
     public_baselines: Mapping[str, float] | None = None,
     unit: str = "round",
-    panels: Mapping[str, Sequence[str]] = _PANELS,
 ) -> Any:
     """Draws held-out accuracy and loss, and the ε spent, against rounds, as a Matplotlib figure.
 
     Baselines are top-1 accuracies of simpler models on the same held-out users, drawn as horizontal
     lines, by label: counted on the training users, or not (`public_baselines`). `unit` is the name
-    of a round: "round", "step" or "epoch". `panels` are columns by title. The footnote `EXACT`
-    stands where it is due.
+    of a round: "round", "step" or "epoch". The footnote `EXACT` stands where it is due.
     """
-    figure = pictures.new_figure(max(11, 3.6 * len(panels)), 3.6)
-    shown = {
-        panel: names
-        for panel, names in panels.items()
-        if len(names) > 1 or any(names[0] in row for row in rows)
-    }
-    drawn = figure.subplots(1, len(shown), squeeze=False)[0]
+    figure = pictures.new_figure(11, 3.6)
+    shown = [
+        panel
+        for panel in _PANELS
+        if panel[1] != ("epsilon",) or any("epsilon" in row for row in rows)
+    ]
+    panels = figure.subplots(1, len(shown))
     is_exact = bool(baselines)
-    for axes, (panel, names) in zip(drawn, shown.items(), strict=True):
-        for name in names:
-            label, style = _STYLES.get(name, (None, "o-"))
+    for axes, (panel, names) in zip(panels, shown, strict=True):
+        for name, label, style in zip(
+            names,
+            ("training cohort", "held-out users", "training cohort, with noise"),
+            ("-", "o-", "."),
+            strict=False,
+        ):
             points = [(r["round"], r[name]) for r in rows if r.get(name) is not None]
             if points:
                 axes.plot(*zip(*points, strict=True), style, label=label, markersize=3, lw=1)
@@ -69,8 +62,8 @@ def draw(
     lines = {**(public_baselines or {}), **(baselines or {})}
     for shade, (label, value) in enumerate(lines.items()):
         shade = 0.7 - 0.5 * shade / max(1, len(lines) - 1)
-        drawn[0].axhline(value, ls="--", lw=1, color=str(shade), label=label)
-    for axes in drawn[:2]:
+        panels[0].axhline(value, ls="--", lw=1, color=str(shade), label=label)
+    for axes in panels[:2]:
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=8)
     figure.suptitle(title, fontsize=11)
@@ -88,7 +81,6 @@ def write(
     public_baselines: Mapping[str, float] | None = None,
     unit: str = "round",
     exact: Collection[str] = (),
-    panels: Mapping[str, Sequence[str]] = _PANELS,
 ) -> None:
     """Writes the figure of `draw` without exact figures, and with them to `private/`.
 
@@ -96,12 +88,7 @@ def write(
     columns that are exact, besides those of the training cohorts.
     """
     exact = {*_EXACT_COLUMNS, *exact}
-    options: dict[str, Any] = {
-        "title": title,
-        "public_baselines": public_baselines,
-        "unit": unit,
-        "panels": panels,
-    }
+    options: dict[str, Any] = {"title": title, "public_baselines": public_baselines, "unit": unit}
     public = [{k: v for k, v in row.items() if k not in exact} for row in rows]
     pictures.write(output / NAME, draw(public, **options), dpi=120)
     if baselines or any(row.get(name) is not None for row in rows for name in exact):

@@ -88,13 +88,13 @@ def statement_of(folder: pathlib.Path, *, together: bool = False) -> composition
         stated = _read(path)
         privacy_statement.refuse_edited(stated, path)
         name = folder.absolute().name
-        if together and any(c.startswith(sentences.BEGAN) for c in _caveats(stated)):
+        if together and any(c.startswith(composition.BEGAN) for c in _caveats(stated)):
             name += " and those before it"
             total = stated.get("parameters", {})
             totals = (total.get(f"{key}_with_earlier_runs") for key in ("epsilon", "delta"))
             stated |= dict(zip(("epsilon", "delta"), totals, strict=True), rho_zcdp=None)
         spent = composition.Spent.from_json(name, stated)
-        void = {sentences.REFUTED.format(entry=entry) for entry in stated.get("audits", ())}
+        void = {sentences.refuted(str(entry)) for entry in stated.get("audits", ())}
         if (void | {sentences.ONE_OF_A_CHOICE}).isdisjoint(_caveats(stated)):
             return spent
         return composition.Spent(spent.name, unit_of_privacy=spent.unit_of_privacy)

@@ -85,7 +85,7 @@ def continued(
     if any(getattr(statement, name) != getattr(before, name) for name in _CLAIM):
         return statement
     for entry in before.audits:
-        is_refuted = sentences.REFUTED.format(entry=entry) in before.headline_caveats
+        is_refuted = sentences.refuted(entry) in before.headline_caveats
         statement = statement.with_audit(entry, is_refuted=is_refuted)
     return before if statement_subject.says_the_same(before, statement) else statement
 

@@ -44,20 +44,23 @@ from tff_dpftrl.runs import progress as progress_lib
 
 def train(
     output: pathlib.Path,
-    prepared: prepared_lib.Prepared,
+    known: manifest.Manifest | None,
+    prepare_new: Callable[[], prepared_lib.Prepared],
+    prepare_begun: Callable[[manifest.Manifest], prepared_lib.Prepared],
     progress: progress_lib.Progress,
-    *,
-    is_new: bool,
 ) -> Any:
     """Trains a run, a new one or one that has begun, to its end.
 
-    It begins the folder of a new run. One that has begun perhaps has none of its rounds yet. After
-    an OSError every committed round is kept.
+    `known` is the manifest of a run that has begun, perhaps with none of its rounds; None for a new
+    run. `prepare_new` and `prepare_begun` write nothing; the latter refuses data, or a model, that
+    the run did not begin with. A UsageError comes before anything is written. After an OSError
+    every committed round is kept.
     """
+    prepared = prepare_new() if known is None else prepare_begun(known)
     with prepared.trainer as trainer:
         state = trainer.initial_state()
         template = checkpoint.without_values(state)
-        if is_new:
+        if known is None:
             opened = _created_rounds(output, prepared, state)
         else:
             opened = _opened_rounds(output, prepared.report)

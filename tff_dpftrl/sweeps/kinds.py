@@ -225,9 +225,9 @@ class _Finetuning(RunKind):
 
     @override
     def begun_plan(self, known, output):
-        from tff_dpftrl.finetuning import opening, resuming
+        from tff_dpftrl.finetuning import opening, run
 
-        return resuming.plan_of(known, opening.config_of(known, output).model_workload)
+        return run.plan_of(known, opening.config_of(known, output))
 
     @override
     def process_group(self, config):

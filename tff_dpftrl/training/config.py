@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Algorithm = Literal["dp-ftrl", "dp-fedavg", "dp-fedsgd"]
 Mechanism = Literal[(*table.runnable(), "none")]
-Sampling = Literal["cyclic", "bins"]
+Sampling = Literal["cyclic", "bins", "b-min-sep"]
 Estimator = Literal["fixed-denominator", "clipped-denominator"]
 
 _option = language_config.option
@@ -132,20 +132,21 @@ class TrainingConfig(language_config.LanguageConfig):
         None,
         "Secret sampling of users beside correlated noise, for data that one party holds whole. "
         "cyclic: groups take turns, and a round is a Poisson sample of the group; needs a banded "
-        "mechanism. bins: each user is in every round of a bin. min_sep is the number of groups. "
-        "For dp-ftrl and dp-fedavg.",
+        "mechanism. bins: each user is in every round of a bin. b-min-sep: Poisson samples of the "
+        "users who were not in the last rounds. min_sep is the number of groups, or the b. For "
+        "dp-ftrl and dp-fedavg.",
         "privacy",
     )
     mechanism: Mechanism = _option(
         "blt",
-        f"Noise: {', '.join(table.runnable())} (see `tff-dpftrl plan --help`), or none (no "
+        f"Noise: {', '.join(table.runnable())} (see `tff-dpftrl optimize --help`), or none (no "
         "clipping, no noise, no privacy). For dp-ftrl, or with a sampling.",
         "privacy",
     )
     strategy: str | None = _option(
         None,
         "Strategy in place of a mechanism that is optimised for the run: a file that `tff-dpftrl "
-        "plan --output` wrote, or an entry of the zoo of production models, like "
+        "optimize --output` wrote, or an entry of the zoo of production models, like "
         "blt-gboard-b400.",
         "privacy",
     )
@@ -421,7 +422,7 @@ class TrainingConfig(language_config.LanguageConfig):
                 beside = self.algorithm == "dp-fedavg" and name in _CORRELATED_ONLY
                 raise validation.UsageError(
                     f"{name} applies to algorithm {others} only, not {self.algorithm!r}: leave it "
-                    f"out{', or give sampling cyclic or bins' if beside else ''}."
+                    f"out{', or give sampling cyclic, bins or b-min-sep' if beside else ''}."
                 )
         if self.restart_optimizer and not self.adaptive_clipping:
             raise validation.UsageError(

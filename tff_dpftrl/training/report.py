@@ -54,6 +54,17 @@ _HELD_OUT_NOTE = (
     "the histograms, say, has the shares of words where 0, 1, 2 ... of the model's likeliest words "
     "are among the 10 most frequent words of these users."
 )
+# Sentences of a statement on protected held-out users, who are measured in private only, or with
+# noise, too.
+_HELD_OUT_NOT_COVERED = (
+    "What is measured on the held-out users, who never train and are protected too: exact figures "
+    "in private/ and on the terminal, and the choice of private/best_model.npz by them; do not "
+    "publish them."
+)
+_BESIDE_RELEASED = (
+    "What is measured on the held-out users without noise, who never train and are protected too: "
+    "exact figures in private/ and on the terminal; do not publish them."
+)
 _BASELINES = pathlib.PurePath("private", "baselines.json")
 _HELD_OUT = "held_out.json"
 
@@ -137,7 +148,7 @@ def not_covered_of_held_out(held_out_users: str, *, released: bool = False) -> l
     """Returns what a statement does not cover of held-out users; nothing if they are public."""
     if held_out_users != "protected":
         return []
-    return [sentences.EXACT_HELD_OUT if released else sentences.HELD_OUT]
+    return [_BESIDE_RELEASED if released else _HELD_OUT_NOT_COVERED]
 
 
 def evaluation_of(known: manifest.Manifest) -> released_metrics.Figures:
@@ -197,9 +208,10 @@ def _facts(
     if known.config.get("noise") == "secure":
         strategy = getattr(plan, "strategy", None)  # Without one, noise is independent.
         is_sum = strategy is None or noise_recipe.is_sum_of_draws(strategy.noise_recipe())
-        generator[sentences.NOISE_GENERATOR] = statement_lib.noise_generator(is_sum)
+        generator[sentences.NOISE_GENERATOR] = sentences.noise_generator(is_sum)
     source = known.facts.get("initial_weights_source")
     runs, same_users = earlier_runs.parts(known.facts)
+    trained_on = f"Text that the initial weights were trained on: {source}."
     return facts_lib.Facts(
         parameters={
             **options.statement_parameters,
@@ -217,7 +229,7 @@ def _facts(
             others=known.derived.get("others", ()),
         ),
         not_covered=(
-            *([] if source is None else [sentences.TEXT_OF_WEIGHTS.format(source=source)]),
+            *([] if source is None else [trained_on]),
             *known.facts.get("not_covered", ()),
             privacy.not_covered(exact, plan.others),
         ),

@@ -107,9 +107,13 @@ def train_opened(
     opened: opening.OpenedRun, progress: progress_lib.Progress = progress_lib.to_stderr
 ) -> report.TrainingResults:
     """Trains a run that `opening` has opened, to its end."""
-    is_new = opened.known is None
-    run = _new(opened, progress) if is_new else _begun(opened, progress)
-    return run_lib.train(opened.output, run, progress, is_new=is_new)
+    return run_lib.train(
+        opened.output,
+        opened.known,
+        lambda: _new(opened, progress),
+        lambda known: _begun(opened, known, progress),
+        progress,
+    )
 
 
 def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared.Prepared:
@@ -157,10 +161,10 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
     return dataclasses.replace(run, announcement=held)
 
 
-def _begun(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared.Prepared:
+def _begun(
+    opened: opening.OpenedRun, known: manifest.Manifest, progress: progress_lib.Progress
+) -> prepared.Prepared:
     """Prepares a run to go on with; refuses other data, and another model."""
-    known = opened.known
-    assert known is not None
     language_task = _task(opened, progress)
     remedy = "restore the data"
     if opened.config.data == "docs":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from tff_dpftrl.accounting import budget_shares, display, parts
-from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.data import set_union
 
 _NAME = "vocabulary"  # Of the share.
@@ -25,11 +24,10 @@ def part(target_epsilon: float, delta: float, shares: str | None = None) -> part
     noise = counting(target_epsilon, delta, shares)
     return parts.Part(
         parts.VOCABULARY,
-        sentences.COUNTED_WORDS.format(
-            most=noise.max_words,
-            noise=display.round_down(noise.noise_multiplier),
-            threshold=display.round_down(noise.threshold),
-        ),
+        f"words that were counted, at most {noise.max_words} of a user, whose weights have an L2 "
+        "norm of 1: Gaussian noise of standard deviation "
+        f"{display.round_down(noise.noise_multiplier)} on their sums, and a threshold of "
+        f"{display.round_down(noise.threshold)} (set union, Gopi et al. 2020)",
         rho_zcdp=noise.rho_zcdp,
         delta=noise.delta,
     )

@@ -12,7 +12,6 @@ import numpy as np
 
 from tff_dpftrl import json_text, validation
 from tff_dpftrl.accounting import composition
-from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.data import sources, subwords, tables, text_digests, user_text, vocabulary
 from tff_dpftrl.models import hugging_face
 from tff_dpftrl.runs import earlier_runs
@@ -111,7 +110,7 @@ def words_of(
     if is_public or not isinstance(words, subwords.Subwords) or words.kind != "checkpoint":
         return words, []
     said = f"{subwords.NAME} of {source}"
-    not_covered = [sentences.TEXT_OF_TOKENIZER.format(source=source)]
+    not_covered = [f"Text that the tokenizer was learned on: not recorded; it is that of {source}."]
     return dataclasses.replace(words, source=said), not_covered
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from typing_extensions import override
 
 from tff_dpftrl.runtime.actors import events
-from tff_dpftrl.runtime.status import observer
+from tff_dpftrl.runtime.server import observer
 
 
 class Events(observer.Observer):

@@ -667,9 +667,10 @@ _KINDS = {
         "min_sep": None,
         "clients_per_round": 20,
     },
+    "b-min-sep": {"sampling": "b-min-sep", "mechanism": "bifr"},
     "seeded": {"deterministic_noise_seed": 7},
 }
-_SAMPLED = ("dp-fedavg", "cyclic", "cyclic, simulated", "bins")
+_SAMPLED = ("dp-fedavg", "cyclic", "cyclic, simulated", "bins", "b-min-sep")
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ _KINDS = ["dp-fedavg", plan_lib.USER, plan_lib.EXAMPLE]
 _AMPLIFIED = {
     "cyclic": sampling_lib.CyclicPoisson(_ROUNDS, 4, 0.3),
     "bins": sampling_lib.BallsInBins(_ROUNDS, 8),
+    "b-min-sep": sampling_lib.MinSepPoisson(_ROUNDS, 5, 0.15),
 }
 
 
@@ -186,7 +187,12 @@ def test_turns_by_chance_are_consistent_without_the_secret(kind):
     assert outcomes == {"consistent"}
 
 
-@pytest.mark.parametrize("kind", ["bins", "cyclic"])
+def test_strides_are_all_that_is_seen_of_b_min_sep_without_the_secret():
+    found = _found("b-min-sep", _amplified("b-min-sep"), has_seed=False)
+    assert found.outcome == "not tested" and "strides are kept" in found.says
+
+
+@pytest.mark.parametrize("kind", ["bins", "cyclic", "b-min-sep"])
 def test_the_noise_of_a_simulation_is_recounted_by_what_its_rounds_expect(kind, tmp_path):
     bands = {} if kind == "bins" else {"bands": 2, "min_sep": 2}
     config = config_lib.TrainingConfig(

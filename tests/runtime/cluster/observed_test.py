@@ -11,7 +11,8 @@ from tests.runtime.status import watched
 from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.cluster import observed
 from tff_dpftrl.runtime.protocol import wire_pb2
-from tff_dpftrl.runtime.status import metrics, observations, observer
+from tff_dpftrl.runtime.server import observer
+from tff_dpftrl.runtime.status import metrics, observations
 
 
 class _Recorded(watched.Watched):

@@ -17,8 +17,7 @@ from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.plans import plan_pb2
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 from tff_dpftrl.runtime.server import limits as limits_lib
-from tff_dpftrl.runtime.server import served_task, server
-from tff_dpftrl.runtime.status import observer
+from tff_dpftrl.runtime.server import observer, served_task, server
 from verification import memory_store
 
 POPULATION = "toys"

@@ -114,7 +114,7 @@ def test_the_statement_of_a_task_that_is_over_is_of_its_rounds():
     besides = statement.assumptions[-2:]
     assert besides == (task_privacy.honest_devices(None), sentences_lib.REPORTED_BY_DEVICES)
     assert "is not covered by ε; the others are." in besides[0] and "wrap" not in str(besides)
-    assert statement.setting.endswith(sentences_lib.SUMS_ARE_SEEN)
+    assert statement.setting.endswith(summation_sentences.SUMS_ARE_SEEN)
     assert any("evaluation tasks" in text for text in statement.not_covered)
     assert statement.parameters["server_plan_sha256"] == "ab" * 32
     assert statement.parameters["num_rounds_done"] == 6
@@ -199,7 +199,7 @@ def test_a_statement_names_the_server_from_whom_reports_were_hidden(secure, sent
     statement = _statement(**secure)
     who_sees = summation_sentences.who_sees(secure_groups.SecureGroups(**secure))
     assert statement.setting.endswith(who_sees)
-    for sentence in (*sentences, sentences_lib.NOT_HIDDEN):
+    for sentence in (*sentences, summation_sentences.NOT_HIDDEN):
         assert sentence in who_sees
     assert "what devices send" not in statement.setting
     assert not any("secure aggregation" in text for text in statement.caveats)
@@ -207,7 +207,7 @@ def test_a_statement_names_the_server_from_whom_reports_were_hidden(secure, sent
     assert f"exact sums of what {secure['least_group']} devices or more send" in plain
     assert "under the conditions that Trust below has in full" in plain
     assert "nothing is proven for the others in it either" in plain
-    assert sentences_lib.SUMS_ARE_SEEN not in statement.setting
+    assert summation_sentences.SUMS_ARE_SEEN not in statement.setting
     (honest,) = [one for one in statement.assumptions if "wrap around" in one]
     assert "The others are, but for those in a sum with a device that does not clip" in honest
     assert "the others are." not in honest and "nobody sees whether one does" in honest

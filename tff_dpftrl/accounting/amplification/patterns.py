@@ -10,6 +10,7 @@ from tff_dpftrl.mechanisms import (
     blt,
     identity,
     inverse_banded,
+    noise_recipe,
 )
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 
@@ -91,3 +92,23 @@ def bin_kernel(strategy: strategy_lib.Strategy, num_rounds: int, num_bins: int) 
     kernel = np.zeros(num_bins // 2 + 1)
     np.maximum.at(kernel, distance.ravel(), gram.ravel())
     return np.maximum.accumulate(kernel[::-1])[::-1] * (1.0 + _ROUNDING)
+
+
+def check_nonnegative(strategy: strategy_lib.Strategy, num_rounds: int) -> None:
+    """Refuses a C with a negative entry, or too many rounds to find out."""
+    strategy_lib.check_strategy(strategy)
+    column = _first_column(strategy, num_rounds)
+    if column is None:
+        columns(strategy, num_rounds)
+    else:
+        _nonnegative(column, strategy)
+
+
+def num_bands(strategy: strategy_lib.Strategy, num_rounds: int) -> int:
+    """Counts the bands of C: C[i, j] = 0 for i − j >= num_bands; num_rounds if all are in use."""
+    recipe = strategy.noise_recipe()
+    if isinstance(recipe, noise_recipe.IdentityNoise):
+        return 1
+    if isinstance(recipe, noise_recipe.BandedNoise):
+        return min(len(recipe.rows[0]), num_rounds)
+    return num_rounds

@@ -2,5 +2,5 @@
 
 This code is separate from the code that wrote the records. It reads files with `json`, `sqlite3`
 and NumPy, counts participation, computes sensitivities and ε, and takes fingerprints. It shares
-only the statement's sentences and the ε of `bins` sampling, from `accounting`.
+only the statement's sentences and the ε of `bins` and `b-min-sep` sampling, from `accounting`.
 """

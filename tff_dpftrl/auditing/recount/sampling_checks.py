@@ -77,7 +77,8 @@ def _strides(run: records.Records, terms: terms_lib.Terms) -> list[str]:
     """Lists what no sampling with groups or a stride can draw, whatever the seed."""
     stride, turns = terms.stride, run.ledger.turns().values()
     gaps = [j - i for mine in turns for i, j in zip(mine, mine[1:], strict=False)]
-    if terms.sampling is not None and (number := sum(gap % stride > 0 for gap in gaps)):
+    has_groups = terms.sampling is not None and terms.sampling["kind"] != "b-min-sep"
+    if has_groups and (number := sum(gap % stride > 0 for gap in gaps)):
         return [f"{number} times a user came at the turn of another of the {stride} groups"]
     number = sum(gap < stride for gap in gaps)
     return [f"{number} times a user came again in less than {stride} rounds"] if number else []
@@ -93,9 +94,20 @@ def _drawn(
         return {t: draw(seed, t, count, probability) for t in rounds}
     stride = terms.stride
     poisson = {t: _lazy_poisson(seed, t, count, probability) for t in rounds}
-    of_user = _words(run.num_users, "CyclicPoissonSampler", seed, 0) % np.uint64(stride)
-    group = of_user[owners]
-    return {t: units[group[units] == t % stride] for t, units in poisson.items()}
+    if terms.sampling["kind"] != "b-min-sep":
+        of_user = _words(run.num_users, "CyclicPoissonSampler", seed, 0) % np.uint64(stride)
+        group = of_user[owners]
+        return {t: units[group[units] == t % stride] for t, units in poisson.items()}
+    # Before the first round one of the last stride - 1 was a unit's with its stationary share.
+    share = probability / (1.0 + (stride - 1) * probability)
+    uniform = (_words(count, "MinSepPoissonSampler", seed, 0) >> np.uint64(11)) * 2.0**-53
+    free = np.floor(uniform / share) + 1.0
+    free[free >= stride] = 0.0
+    drawn = {}
+    for t, units in poisson.items():  # From round 0 on: a ledger is one history.
+        drawn[t] = units[free[units] <= t]
+        free[drawn[t]] = t + stride
+    return drawn
 
 
 def _patterns(members: Mapping[int, Iterable[int]]) -> collections.Counter[tuple[int, ...]]:
@@ -147,6 +159,8 @@ def _tested(
     most that for G. Larger counts than the largest probability allows refute it. Where groups
     take turns, each user has one turn in as many rounds: these together are one Poisson sample.
     """
+    if (terms.sampling or {}).get("kind") == "b-min-sep":
+        return findings.skipped(test, "strides are kept, and the secret seed is not recorded")
     turns = [range(i, i + terms.stride) for i in range(0, len(seen), terms.stride)]
     seen = {
         i: set[int]().union(*(seen.get(t, ()) for t in turn))

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from tff_dpftrl import json_text, version
-from tff_dpftrl.accounting import display, privacy_statement, statement_text
-from tff_dpftrl.accounting import statement_sentences as sentences_lib
+from tff_dpftrl.accounting import display, privacy_statement, statement_sentences, statement_text
 from tff_dpftrl.auditing import audit_report
 from tff_dpftrl.auditing.recount import arithmetic, findings, record_checks, records
 from tff_dpftrl.auditing.recount import terms as terms_lib
@@ -341,7 +340,7 @@ def sentences(
         return findings.skipped(test, _not_compared(other, run.statement))
     stated = dict(run.statement)
     expected = json_text.parse(statement_text.to_json(make(run, terms)))
-    refuted = {sentences_lib.REFUTED.format(entry=entry) for entry in stated.get("audits", ())}
+    refuted = {statement_sentences.refuted(entry) for entry in stated.get("audits", ())}
     stated["headline_caveats"] = [
         line for line in stated.get("headline_caveats", ()) if line not in refuted
     ]

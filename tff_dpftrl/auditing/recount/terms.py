@@ -190,7 +190,7 @@ class Terms:
         )
 
 
-_STRIDES = {"cyclic": "num_groups", "bins": "num_bins"}
+_STRIDES = {"cyclic": "num_groups", "bins": "num_bins", "b-min-sep": "min_sep"}
 """Parameters of samplings that are the least stride."""
 
 
@@ -270,6 +270,8 @@ def _of(run: records.Records) -> Terms:
 def _share(sampling: dict[str, Any]) -> float:
     """Returns the expected share of all clients in a round."""
     probability = sampling.get("sampling_probability", 1.0)
+    if sampling["kind"] == "b-min-sep":
+        return probability / (1.0 + (sampling["min_sep"] - 1) * probability)
     return probability / sampling[_STRIDES[sampling["kind"]]]
 
 
@@ -284,4 +286,7 @@ def _sampling(run: records.Records) -> dict[str, Any]:
             sampling["sampling_probability"] = share * sampling["num_groups"]
         case "bins":
             sampling["num_bins"] = run.num_users // config["clients_per_round"]
+        case "b-min-sep":
+            free = 1.0 - (sampling["min_sep"] - 1) * share
+            sampling["sampling_probability"] = min(1.0, share / free)
     return sampling

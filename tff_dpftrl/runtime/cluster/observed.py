@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.protocol import wire_pb2
-from tff_dpftrl.runtime.status import observer
+from tff_dpftrl.runtime.server import observer
 
 _MIN_WIDTH = 1 / 32  # Initial width of a time bucket in seconds.
 _MAX_ROWS = 8192

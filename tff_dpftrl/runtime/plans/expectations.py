@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 
 from tff_dpftrl import validation
+from tff_dpftrl.runtime.device import text_examples
 
 if TYPE_CHECKING:
     from tff_dpftrl.runtime.plans import plan_pb2
@@ -244,11 +245,8 @@ def order_of_examples_is_ignored(within: float = 1e-5) -> Expectation:
 
 def unknown_features_are_ignored() -> Expectation:
     """Expects that features of examples that the plan does not name do not change an update."""
-    from tensorflow.core.example import example_pb2
-
-    unknown = example_pb2.Example()
-    unknown.features.feature[_UNKNOWN_FEATURE].bytes_list.value.append(b"anything")
-    extra = unknown.SerializeToString()  # The bytes of two messages in a row are both, merged.
+    # The bytes of two messages in a row are those of both merged.
+    extra = text_examples.encode({_UNKNOWN_FEATURE: ["anything"]})
     return _unchanged(
         "unknown features are ignored", lambda examples: [one + extra for one in examples], 0.0
     )

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from tff_dpftrl import validation
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.actors import selector
+from tff_dpftrl.runtime.server import observer as observer_lib
 from tff_dpftrl.runtime.server import served_task
-from tff_dpftrl.runtime.status import observer as observer_lib
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tff_dpftrl.runtime.protocol import attestation as attestation_lib
 from tff_dpftrl.runtime.server import attesting, binding, served_population, served_task, service
 from tff_dpftrl.runtime.server import engine as engine_lib
 from tff_dpftrl.runtime.server import limits as limits_lib
-from tff_dpftrl.runtime.status import observer as observer_lib
+from tff_dpftrl.runtime.server import observer as observer_lib
 from tff_dpftrl.runtime.store import holders, interface
 
 _logger = logging.getLogger(__name__)

@@ -17,7 +17,8 @@ from typing_extensions import override
 from tff_dpftrl.runtime.actors import events, population
 from tff_dpftrl.runtime.device import session_shape
 from tff_dpftrl.runtime.protocol import attestation, wire_pb2
-from tff_dpftrl.runtime.status import counters, observer, session_table, task_figures
+from tff_dpftrl.runtime.server import observer
+from tff_dpftrl.runtime.status import counters, session_table, task_figures
 
 LEVELS = ("connected", "waiting", "participating")
 """Numbers of devices by state."""

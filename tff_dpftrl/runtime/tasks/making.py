@@ -15,7 +15,6 @@ import tensorflow as tf
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.execution import federated_round
@@ -210,7 +209,7 @@ def _terms(parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan) -> terms_lib.Terms:
     elif defined.language is None:
         parameters[terms_lib.METRICS] = _listed(own_model.metric_specs(parts.model))
     if config.noise == "secure" and plan.strategy is not None and plan.noise_multiplier > 0:
-        parameters[sentences.NOISE_GENERATOR] = statement_lib.noise_generator(
+        parameters[sentences.NOISE_GENERATOR] = sentences.noise_generator(
             noise_recipe.is_sum_of_draws(plan.strategy.noise_recipe()), bool(plan.noise_parties)
         )
     if parts.grids:

@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import display, gaussian, guarantee
+from tff_dpftrl.accounting import composition, display, gaussian, guarantee
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
@@ -29,16 +29,30 @@ from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.tasks import secure_groups, summation_sentences
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 
+_HONEST_DEVICES = (
+    "Each device enforces the declared participation by its own timer, which nobody wipes or sets "
+    "back, and its software keeps to the signed plan. A device for which this does not hold, "
+    "through its own fault or not, is not covered by ε"
+)
+_IN_THE_CLEAR = "; the others are."
+_IN_A_SECURE_SUM = (
+    ". The others are, but for those in a sum with a device that does not clip and encode as the "
+    "plan says: it can make the sum wrap around, and nothing is proven of such a sum. In a secure "
+    "sum nobody sees whether one does."
+)
 _OF_LANGUAGE = "loss and accuracy on the devices"
+_NOT_COVERED = (
+    "Metrics of rounds ({metrics}, numbers of devices, durations, sums of the participation "
+    "histograms) and of evaluation tasks: exact figures of the devices, without noise. Do not "
+    "publish them."
+)
 _ROUNDING = 1 + 1e-9  # Tolerance for a noise multiplier that was calibrated to the budget.
 _BEFORE_THE_FIRST = participation_histograms.ObservedRounds()
 
 
 def honest_devices(secure: secure_groups.SecureGroups | None) -> str:
     """Describes what devices must do for ε to hold, and who is not covered if one does not."""
-    return sentences.HONEST_DEVICES + (
-        sentences.OTHERS_IN_THE_CLEAR if secure is None else sentences.OTHERS_IN_A_SECURE_SUM
-    )
+    return _HONEST_DEVICES + (_IN_THE_CLEAR if secure is None else _IN_A_SECURE_SUM)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +224,7 @@ class TaskPrivacy:
                 ),
                 not_covered=(
                     *self._initial_weights(),
-                    sentences.METRICS_OF_DEVICES.format(
+                    _NOT_COVERED.format(
                         metrics=terms.parameters.get(terms_lib.METRICS, _OF_LANGUAGE)
                     ),
                     *self._order_statistics(),
@@ -252,16 +266,21 @@ class TaskPrivacy:
             breaches = "; ".join(map(str, seen.participation().breaches(declared)))
             epsilon = self._claim(schema_lib.MinSep(num_rounds, stride, most)).epsilon
             texts.append(
-                sentences.CONTRADICTING_DEVICES.format(
-                    breaches=breaches, reports=reports, epsilon=display.round_up(epsilon)
-                )
+                f"Devices contradict the declared participation ({breaches}): {reports}. Software "
+                "that keeps to the plan sends none, so ε is of the declared participation. If "
+                f"these reports were true, ε would be {display.round_up(epsilon)} for the devices "
+                "that sent them."
             )
         if seen.unknown_rounds:
             most += seen.unknown_rounds
             epsilon = self._claim(schema_lib.MinSep(num_rounds, 1, most)).epsilon
             rounds = strategy_lib.counted(seen.unknown_rounds, "round")
-            shown = display.round_up(epsilon)
-            texts.append(sentences.UNKNOWN_ROUNDS.format(rounds=rounds, epsilon=shown))
+            texts.append(
+                f"The participation histograms of {rounds} add up to what no devices can report: "
+                "they show nothing of who took part. ε is of the declared participation. At worst, "
+                "for a device that took part in all of these rounds, ε would be "
+                f"{display.round_up(epsilon)}."
+            )
         return tuple(texts)
 
     def _secure_parameters(self) -> dict[str, str | int | float]:
@@ -329,11 +348,17 @@ class TaskPrivacy:
         of = self._terms.parameters.get(terms_lib.ORDER_STATISTICS)
         if of is None:
             return ()
-        return (sentences.ORDER_STATISTICS.format(of=of),)
+        return (
+            f"Order statistics of rounds (p10, median and p90 over the devices of {of}), and the "
+            "histograms that they are read from: exact figures, without noise. Each is the value "
+            "of one device, up to the width of a bucket. Do not publish them.",
+        )
 
     def _initial_weights(self) -> tuple[str, ...]:
         source = self._terms.initial_weights_source
-        return () if source is None else (sentences.TEXT_OF_WEIGHTS.format(source=source),)
+        return (
+            () if source is None else (f"Text that the initial weights were trained on: {source}.",)
+        )
 
 
 def _composed(claim: guarantee.Guarantee, others: Mapping[str, float | None]) -> str:
@@ -341,7 +366,7 @@ def _composed(claim: guarantee.Guarantee, others: Mapping[str, float | None]) ->
     text = f"{sentences.OTHER_TASKS}{names}. "
     spent = [rho for rho in others.values() if rho is not None]
     if len(spent) < len(others) or math.isinf(claim.rho_zcdp):
-        return f"{text}Not {sentences.NOT_ALL}"
+        return f"{text}Not all of these have a guarantee: {composition.NOTHING_TOGETHER}"
     rho = claim.rho_zcdp + sum(spent)
     epsilon = gaussian.epsilon(gaussian.mu_from_rho(rho), claim.delta)
     return text + (

@@ -1,4 +1,4 @@
-"""Tests of `tff-dpftrl plan --finetune`."""
+"""Tests of `tff-dpftrl finetune-plan`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ toy = toy_finetuning.toy
 _TARGET = ["--target-epsilon", "4", "--compute-budget", "64", "--steps", "2"]
 _ELS = ["--compute-budget", "128", "--smallest-cohort", "64", "--example-group-sizes", "8,16"]
 # Most of the time goes into their noise multipliers, which are found once.
-_USERS = ["--population", "500", "--examples-per-user", "20", *_TARGET[:2], *_ELS, "--steps", "20"]
+_USERS = ["--users", "500", "--examples-per-user", "20", *_TARGET[:2], *_ELS, "--steps", "20"]
 
 
 def _out(capsys, *arguments):
-    assert main.main(["plan", "--finetune", *arguments]) == 0
+    assert main.main(["finetune-plan", *arguments]) == 0
     return capsys.readouterr().out
 
 
@@ -63,7 +63,7 @@ def test_metrics_of_steps_get_a_share(capsys):
     assert "--target-epsilon 4 --steps 20 --budget-shares metrics=0.19" in shared["command"]
     said = "metrics have the share 0.19 and the weights the rest: epsilon 4 is of both"
     assert said in _out(capsys, *with_share)
-    assert main.main(["plan", "--finetune", *_USERS, "--budget-shares", "vocabulary=0.1"]) == 2
+    assert main.main(["finetune-plan", *_USERS, "--budget-shares", "vocabulary=0.1"]) == 2
     error = capsys.readouterr().err
     assert "must be of metrics alone" in error and error.count("\n") == 1
 
@@ -202,7 +202,7 @@ def test_protected_text_is_not_measured(capsys, toy):
     users, weights = str(toy / "users.jsonl"), str(toy / "pretrained")
     flags = ["--data", users, *_TARGET[:2], "--compute-budget", "32", "--steps", "9"]
     flags += ["--initial-weights", weights]
-    assert main.main(["plan", "--finetune", *flags, "--proxy-data", users]) == 2
+    assert main.main(["finetune-plan", *flags, "--proxy-data", users]) == 2
     assert "is the file of the users to be protected" in capsys.readouterr().err
 
 
@@ -232,7 +232,7 @@ def test_sizes_and_texts_are_counted(capsys, tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--population", "500", *_TARGET], "--population and --examples-per-user go together"),
+        (["--users", "500", *_TARGET], "--users and --examples-per-user go together"),
         ([*_USERS, "--compute-budget", "16"], "compute_budget=16 is smaller than the smallest"),
         ([*_USERS, "--target-epsilon", "0"], "target_epsilon must be .* above 0, got 0"),
         ([*_USERS, "--target-epsilon", "1e-12", "--delta", "1e-30"], "out of reach"),
@@ -244,14 +244,12 @@ def test_sizes_and_texts_are_counted(capsys, tmp_path):
         ([*_USERS, "--initial-weights", "/nowhere"], "There is no trained model in /nowhere"),
         ([*_USERS, "--max-users", "20"], "--max-users is for --data, which is not given"),
         ([*_USERS, "--gradient-norms", "5,0,1"], "norms at group size 2 .* got 0.0"),
-        ([*_USERS, "--data", "x"], "--data and --population exclude each other: give one"),
-        ([*_USERS, "--rounds", "9"], "--rounds is not for --finetune, which takes --data, "),
         (["--user-sizes", "/nowhere", *_TARGET], "--user-sizes /nowhere .* No such file"),
-        ([*_USERS, "--examples-per-user", "0"], "--examples-per-user .* got 0"),
+        (["--users", "500", "--examples-per-user", "0", *_TARGET], "--examples-per-user .* got 0"),
     ],
 )
 def test_bad_input_is_one_clear_line(capsys, arguments, message):
-    assert main.main(["plan", "--finetune", *arguments]) == 2
+    assert main.main(["finetune-plan", *arguments]) == 2
     error = capsys.readouterr().err
     assert re.search(message, error) and error.count("\n") == 1, error
 
@@ -277,7 +275,7 @@ def test_texts_are_read_as_finetune_reads_them(capsys, toy, monkeypatch):
     assert seen == [config.part(corpus.UserOptions)]
     assert said.split("\n\n")[1].startswith("40 users with ") and measured["is_tokenized"]
     assert "of all weights, not of adapters" in said
-    assert main.main(["plan", "--finetune", *text, *flags, "--sqlite-split", "train"]) == 2
+    assert main.main(["finetune-plan", *text, *flags, "--sqlite-split", "train"]) == 2
     assert "sqlite_split applies to SQLite files only" in capsys.readouterr().err
 
 
@@ -285,5 +283,5 @@ def test_data_without_anybody_to_train_on_is_refused(capsys, tmp_path):
     path = tmp_path / "texts.jsonl"
     rows = ({"user_id": user, "examples": [" "]} for user in ("ann", "bob"))
     path.write_text("\n".join(map(json.dumps, rows)))
-    assert main.main(["plan", "--finetune", "--data", str(path), *_TARGET]) == 2
+    assert main.main(["finetune-plan", "--data", str(path), *_TARGET]) == 2
     assert "none of them has a text with a word" in capsys.readouterr().err

@@ -1,98 +1,27 @@
-"""Tests of `tff-dpftrl plan` for one mechanism: its noise for a target, its best form."""
+"""Tests of `tff-dpftrl optimize`."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
 
 import pytest
 
-from tff_dpftrl.cli import main
+from tff_dpftrl.cli import optimize
 from tff_dpftrl.mechanisms import serialization, table, workload
 from tff_dpftrl.participation import schema as schema_lib
-
-_RUN = ["--rounds", "200", "--min-sep", "40", "--max-participations", "4"]
-
-
-def _json(capsys, *arguments):
-    assert main.main([*arguments, "--format", "json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-@pytest.mark.parametrize("mechanism", ["tree", "blt", "identity", "bandtoep", "bisr", "lambda-cgd"])
-def test_target_epsilon_is_met(mechanism, capsys):
-    report = _json(
-        capsys, "plan", "--mechanism", mechanism, *_RUN, "--target-epsilon", "2",
-        "--delta", "1e-8",
-    )  # fmt: skip
-    assert 2 * (1 - 1e-8) <= report["epsilon"] <= 2
-    # `account` agrees.
-    again = _json(
-        capsys, "account", "--mechanism", mechanism, *_RUN, "--delta", "1e-8",
-        "--noise-multiplier", repr(report["noise_multiplier"]),
-    )  # fmt: skip
-    assert again == report
-
-
-def test_target_rho_with_restarts_and_inflation(capsys):
-    report = _json(
-        capsys, "plan", "--mechanism", "tree", *_RUN, "--target-rho", "0.25",
-        "--restart-every", "50", "--clip-norm-inflation", "1.1",
-    )  # fmt: skip
-    assert report["rho_zcdp"] == pytest.approx(0.25, rel=1e-9)
-    assert report["rho_zcdp"] <= 0.25
-    assert report["delta"] == 1e-10
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        ["--sampling", "poisson", "--sampling-probability", "0.05"],
-        [
-            "--sampling", "cyclic", "--sampling-groups", "4", "--sampling-probability", "0.2",
-            "--mechanism", "bandtoep", "--bands", "3",
-        ],
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("neighbours", [[], ["--neighbours", "substitute"]])
-def test_target_of_sampled_rounds_is_met_for_the_neighbours(sampling, neighbours, capsys):
-    flags = ["--rounds", "60", "--delta", "1e-6", *sampling, *neighbours]
-    report = _json(capsys, "plan", *flags, "--target-epsilon", "3")
-    met = report["neighbours"]["epsilon"] if neighbours else report["epsilon"]
-    assert 3 * (1 - 1e-3) <= met <= 3
-    noise = ["--noise-multiplier", repr(report["noise_multiplier"])]
-    assert _json(capsys, "account", *flags, *noise) == report
-
-
-def test_target_for_a_group_without_sampling(capsys):
-    report = _json(
-        capsys, "plan", "--mechanism", "tree", *_RUN, "--target-epsilon", "2",
-        "--delta", "1e-8", "--group-of", "3",
-    )  # fmt: skip
-    assert 2 * (1 - 1e-8) <= report["neighbours"]["epsilon"] <= 2
-    assert report["epsilon"] < 0.7
-
-
-def test_a_sampled_run_has_no_rho(capsys):
-    flags = ["--rounds", "9", "--sampling", "poisson", "--sampling-probability", "0.1"]
-    assert main.main(["plan", *flags, "--target-rho", "1"]) == 2
-    assert "--target-epsilon" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("target", ["0", "-1", "inf", "nan"])
-def test_bad_target_is_status_2(target, capsys):
-    status = main.main(["plan", "--mechanism", "tree", *_RUN, f"--target-epsilon={target}"])
-    assert status == 2
-    assert "target_epsilon" in capsys.readouterr().err
-
 
 _PAPER = ["--rounds", "2052", "--min-sep", "342", "--max-participations", "6"]
 _SMALL = ["--rounds", "40", "--min-sep", "10", "--max-participations", "3"]
 
 
 def _run(*arguments, form="json"):
-    return main.main(["plan", *arguments, "--format", form])
+    parser = argparse.ArgumentParser()
+    optimize.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["optimize", *arguments, "--format", form])
+    return args.run(args)
 
 
 def test_json_of_a_blt(capsys):
@@ -180,9 +109,9 @@ def test_bandmf_reports_progress_and_resumes(tmp_path, capsys, monkeypatch):
         (["--mechanism", "lambda-cgd", *_SMALL, "--correlation", "2"], "correlation"),
     ],
 )
-def test_mistakes_are_explained(arguments, message, capsys):
-    assert _run(*arguments) == 2
-    assert message in capsys.readouterr().err
+def test_mistakes_are_explained(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        _run(*arguments)
 
 
 def test_help_teaches_and_needs_no_tensorflow(capsys):
@@ -193,8 +122,8 @@ def test_help_teaches_and_needs_no_tensorflow(capsys):
     assert "examples:" in text
     assert all(name in text for name in table.MECHANISMS)
     code = (
-        "import sys; from tff_dpftrl.cli import plan; "
-        "sys.exit(any(name in sys.modules for name in ('tensorflow', 'matplotlib')))"
+        "import sys; from tff_dpftrl.cli import optimize, compare; "
+        "sys.exit(any(name in sys.modules for name in ('numpy', 'tensorflow', 'matplotlib')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -212,7 +141,7 @@ def test_a_workload_has_its_losses_and_those_of_the_prefix_optimum(tmp_path, cap
     assert report["max_loss_of_prefix_optimum"] > 0
     # What a file claims is of prefix sums, as for all strategies.
     serialization.load_certificate(path).verify(strategy)
-    assert _run("--mechanism", "tree", *flags[2:]) == 2
-    assert "workload is for the mechanism blt or" in capsys.readouterr().err
-    assert _run(*flags[:-1], "warmup=40") == 2
-    assert "warmup must be below the 40 rounds, got 40" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="workload is for the mechanism blt or"):
+        _run("--mechanism", "tree", *flags[2:])
+    with pytest.raises(ValueError, match="warmup must be below the 40 rounds, got 40"):
+        _run(*flags[:-1], "warmup=40")
