@@ -171,7 +171,7 @@ def _train(
         states = tf.keras.layers.LSTM(_STATE_SIZE, return_sequences=True)(table)
         states = tf.keras.layers.Dense(embedding_size // 2)(states)
         model = tf.keras.Model(ids, tf.keras.layers.Dense(text.words.size)(states))
-    config = config_lib.TrainingConfig(
+    config = config_lib.TrainingConfig.of(
         **{
             "data": "made up",
             "sequence_length": 10,

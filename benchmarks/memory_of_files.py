@@ -147,7 +147,7 @@ def _make(folder: pathlib.Path, num_weights: float) -> None:
         "embedding_size": min(options["embedding_size"], _WIDEST_TASK),
         "delta": 1e-5,
     }
-    config, key = task_config.TaskConfig(**task), ed25519.Ed25519PrivateKey.generate()
+    config, key = task_config.TaskConfig.of(**task), ed25519.Ed25519PrivateKey.generate()
     made = making.make(config, folder / "task", key, progress=print)
     num_weights, in_state = (
         sum(math.prod(tensor.shape) for tensor in tensors)

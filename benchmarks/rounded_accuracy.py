@@ -113,10 +113,10 @@ def main() -> None:
     folder = task_folder.read(given.task, [key])
     config = folder.config
     model = table.build(
-        config.model,
+        config.language.model,
         vocabulary_size=folder.words.size,
-        sequence_length=config.sequence_length,
-        **config.model_sizes,
+        sequence_length=config.language.sequence_length,
+        **config.language.model_sizes,
     )
     rounds = _Rounds(folder, key, given.data, given.seed)
     for index in range(given.rounds):

@@ -98,7 +98,7 @@ def _step(name: str, folder: pathlib.Path) -> None:
     from tff_dpftrl.training import corpus, run
 
     output = folder / "run"
-    config = config_lib.TrainingConfig(
+    config = config_lib.TrainingConfig.of(
         data=str(folder / "texts.csv"),
         vocabulary=str(folder / "words.txt"),
         embedding_size=32,
@@ -120,7 +120,7 @@ def _step(name: str, folder: pathlib.Path) -> None:
         corpus.read_users(options, cache=output / manifest.TEXTS_CACHE)
     elif name == "count":
         text = corpus.read(options, cache=output / manifest.TEXTS_CACHE)
-        spec = sequences.SequenceSpec(config.sequence_length)
+        spec = sequences.SequenceSpec(config.language.sequence_length)
         _ = sequences.SequenceCorpus(text.train, text.words, spec).survey
     else:
         loop.Loop._publish = end  # type: ignore[method-assign]

@@ -26,8 +26,8 @@ from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.status import metrics as status_metrics
 from tff_dpftrl.runtime.status import observations
 from tff_dpftrl.runtime.tasks import task_config
+from tff_dpftrl.training import composed, metrics_columns, options
 from tff_dpftrl.training import config as training_config
-from tff_dpftrl.training import metrics_columns, options
 
 _CONFIGS = {
     "`train`, `sweep` and `pretrain`": training_config.TrainingConfig,
@@ -130,10 +130,9 @@ def _configuration() -> str:
     lines += [_table(("name", "what it runs"), configs)]
     for commands, kind in _CONFIGS.items():
         lines += [f"## Keys of {commands}", ""]
-        hints = typing.get_type_hints(kind)
-        fields = [f for f in dataclasses.fields(kind) if f.metadata.get("help")]
-        for group in dict.fromkeys(f.metadata["group"] for f in fields):
-            rows = [_key(f, hints[f.name]) for f in fields if f.metadata["group"] == group]
+        fields = composed.options_of(kind).values()
+        for group in dict.fromkeys(field.metadata["group"] for field, _ in fields):
+            rows = [_key(*each) for each in fields if each.field.metadata["group"] == group]
             lines += [f"**{group.capitalize()}**", ""]
             lines += [_table(("key", "type", "default", "meaning"), rows)]
     return "\n".join(lines)

@@ -20,7 +20,7 @@ from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import folder as folder_lib
 from tff_dpftrl.sweeps import results as results_lib
-from tff_dpftrl.training import language_config
+from tff_dpftrl.training import composed
 
 _HERE = pathlib.Path(__file__).resolve().parent
 _PICTURES = _HERE.parent / "docs" / "experiments"
@@ -75,7 +75,7 @@ def _copy_table(source: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
     with open(source, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     for row in rows:
-        for name in language_config.FILES.keys() & row.keys():
+        for name in composed.FILES.keys() & row.keys():
             row[name] = axes_lib.short(name, row[name] or None)
     return _write(target, list(rows[0]), rows)
 

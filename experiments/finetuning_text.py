@@ -143,7 +143,7 @@ class Corpus:
         self.num_steps, self._looks, self._options = num_steps, looks, options
         self._sums, self._best_turns = {}, {}
         config = self._config(sampling="user", group_size=1, cohort_size=1)
-        text = corpus.read_users(config.part(corpus.UserOptions))
+        text = corpus.read_users(config.text)
         initial = trained_model.find(pathlib.Path(config.initial_weights)).load()
         self.model, self.weights = initial.model, initial.weights
         spec = sequences.SequenceSpec(self.model.sequence_length, split_long_texts=False)

@@ -118,7 +118,7 @@ def _key(user_id: str) -> int:
 
 def _held_out_users() -> user_text.UserText:
     config = language_config.TextConfig(data=_DATA)
-    return corpus.read_users(config.part(corpus.UserOptions)).validation
+    return corpus.read_users(config.text).validation
 
 
 def _mean(values: list[float]) -> str:

@@ -374,7 +374,7 @@ class Experiment:
                 "simulate_report_goal": 250,
                 "simulate_population": 12_500,
             }
-        return config_lib.TrainingConfig(
+        return config_lib.TrainingConfig.of(
             tokenizer=kind,
             vocabulary=str(folder / "vocabulary.json"),
             max_users=_MAX_USERS,
@@ -426,13 +426,13 @@ class Experiment:
         from tff_dpftrl import execution
         from tff_dpftrl.training import federated_trainer, process, task
 
-        text = self.text(config.tokenizer)
+        text = self.text(config.language.tokenizer)
         of_text = task.build_language_task(config.part(task.TaskOptions), text)
         of_text = dataclasses.replace(of_text, initial_weights=tuple(initial))
-        plan = config.privacy().plan(len(text.train), of_text.model.num_parameters)
+        plan = config.request().plan(len(text.train), of_text.model.num_parameters)
 
         built = execution.CompiledProcess(
-            process.build_round(plan, config.learning, of_text.functional_model()),
+            process.build_round(plan, config.rules, of_text.functional_model()),
             dataset_fn=of_text.batches,
             tensor_spec=of_text.rows_spec,
         )
@@ -444,17 +444,17 @@ class Experiment:
                 )
                 trainer.sample_with(seed)
                 state = built.initialize()
-                for index in range(config.num_rounds):
+                for index in range(config.learning.num_rounds):
                     state = trainer.train(state, index, trainer.members(index)).state
                 yield released_model.weights(
-                    config.iterate_averaging, checkpoint.Snapshot.of(state)
+                    config.learning.iterate_averaging, checkpoint.Snapshot.of(state)
                 )
 
     def counted(self) -> Iterator[dict[str, object]]:
         """Yields the accuracies of n-grams of words, counted on all training users."""
-        config = dataclasses.replace(self._config("words", "none"), max_users=None)
+        config = self._config("words", "none").changed(max_users=None)
         text = corpus_lib.read(config.part(corpus_lib.TextOptions))
-        words, length = text.words, config.sequence_length
+        words, length = text.words, config.language.sequence_length
         pooled = sequences.SequenceCorpus(
             text.train, words, sequences.SequenceSpec(length)
         ).pooled()

@@ -76,6 +76,7 @@ _LINES_OF_TESTS = 103_400
 _WORDS_OF_DOCUMENTS = 80_000
 # What runs on text have in common: options, corpus, models in folders. None of it trains a round.
 _TEXT_OF_TRAINING = (
+    "composed",
     "corpus",
     "language_config",
     "options",

@@ -11,6 +11,7 @@ from tff_dpftrl.accounting import gaussian
 from tff_dpftrl.cli import main
 from tff_dpftrl.mechanisms import restarts, table
 from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import noise_options
 
 # 600 devices, 10 a round: the largest stride is 60.
 _POPULATION, _GOAL, _ROUNDS = 600, 10, 200
@@ -25,14 +26,14 @@ def _command(capsys, *arguments):
 
 
 def _epsilon_of_training(**options):
-    config = config_lib.TrainingConfig(
+    config = config_lib.TrainingConfig.of(
         num_rounds=_ROUNDS,
         clients_per_round=_GOAL,
         noise_multiplier=_NOISE,
         delta=_DELTA,
         **options,
     )
-    plan = config.privacy().plan(_POPULATION, num_parameters=10)
+    plan = config.request().plan(_POPULATION, num_parameters=10)
     assert plan.schema == _SCHEMA
     return plan.epsilon_after(_ROUNDS)
 
@@ -89,7 +90,7 @@ def test_they_agree_on_restarts(name, capsys):
 
 
 def test_train_offers_what_can_be_run():
-    assert [*table.runnable(), "none"] == list(config_lib.Mechanism.__args__)
+    assert [*table.runnable(), "none"] == list(noise_options.Mechanism.__args__)
 
 
 def test_no_guarantee_in_words_has_a_smaller_delta_than_the_one_that_it_holds_at():

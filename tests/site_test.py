@@ -1,7 +1,6 @@
 """Tests the pages of the site: what is made from the code, and what must agree with it."""
 
 import argparse
-import dataclasses
 import importlib.util
 import json
 import pathlib
@@ -14,7 +13,7 @@ import pytest
 
 import tff_dpftrl
 from tff_dpftrl.cli import main
-from tff_dpftrl.training import config, metrics_columns, options
+from tff_dpftrl.training import composed, config, metrics_columns, options
 
 _DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
 
@@ -39,10 +38,6 @@ def _text(name):
     return (_DOCS / name).read_text("utf-8")
 
 
-def _fields(kind):
-    return [field.name for field in dataclasses.fields(kind)]
-
-
 @pytest.fixture(scope="module")
 def pages():
     return dict(reference_pages.all_pages())
@@ -63,7 +58,7 @@ def test_each_command_has_a_page_with_all_its_options(pages):
 
 def test_each_key_and_metric_is_explained(pages):
     keys, metrics = pages["reference/configuration.md"], pages["reference/metrics.md"]
-    assert all(f"| `{name}` |" in keys for name in _fields(config.TrainingConfig))
+    assert all(f"| `{name}` |" in keys for name in composed.options_of(config.TrainingConfig))
     assert "| `num_rounds` | integer |" in keys
     for name in options.built_in_configs():  # With what it runs, the beginning of its comment.
         assert re.search(rf"^\| `{name}` \| \w.* \|$", keys, re.MULTILINE)

@@ -20,14 +20,14 @@ _ERROR_RATE = 1e-3
 
 
 def _audit(**options):
-    config = config_lib.TrainingConfig(**(_COMMON | options))
+    config = config_lib.TrainingConfig.of(**(_COMMON | options))
     return configured.audit_config(
         config, num_clients=_NUM_CLIENTS, trials=1000, error_rate=_ERROR_RATE
     )
 
 
 def test_a_config_that_promises_nothing_is_refused():
-    config = config_lib.TrainingConfig(mechanism="none", clients_per_round=10)
+    config = config_lib.TrainingConfig.of(mechanism="none", clients_per_round=10)
     with pytest.raises(ValueError, match="config promises nothing"):
         configured.audit_config(config, num_clients=100)
 
@@ -66,7 +66,7 @@ def test_correct_configs_are_consistent(options):
 @pytest.mark.slow
 def test_noise_parties_of_a_task_are_audited():
     key = ed25519.Ed25519PrivateKey.generate().public_key().public_bytes_raw()
-    config = task_config.TaskConfig(
+    config = task_config.TaskConfig.of(
         **_COMMON,
         mechanism="blt",
         secagg_bits=20,
@@ -125,7 +125,7 @@ _ROUNDS_PLAYED = 5
     ],
 )
 def test_faults_of_some_tensors_and_of_late_rounds_are_found(monkeypatch, kind, test):
-    config = config_lib.TrainingConfig(**_COMMON, mechanism="blt")
+    config = config_lib.TrainingConfig.of(**_COMMON, mechanism="blt")
     _plant(monkeypatch, kind)
     monkeypatch.setattr(configured, "_short_run", _without_training)
     monkeypatch.setattr(probes, "_GRID", (1.5, 10.0))  # It takes most of the time.
@@ -147,7 +147,7 @@ def test_faults_of_some_tensors_and_of_late_rounds_are_found(monkeypatch, kind, 
 
 @pytest.mark.slow
 def test_a_fault_of_the_learning_process_that_begins_late_is_found(monkeypatch):
-    config = config_lib.TrainingConfig(**_COMMON | {"num_rounds": 90}, mechanism="blt")
+    config = config_lib.TrainingConfig.of(**_COMMON | {"num_rounds": 90}, mechanism="blt")
     _plant(monkeypatch, planted_bugs.NoNoiseLater)
     monkeypatch.setattr(configured.aggregator_lib, "audit_aggregator", _without_training)
     report = configured.audit_config(config, num_clients=_NUM_CLIENTS, error_rate=_ERROR_RATE)
@@ -160,13 +160,13 @@ def test_a_fault_of_the_learning_process_that_begins_late_is_found(monkeypatch):
 
 
 def test_rounds_are_played_alone_around_powers_of_two_and_restarts_and_at_the_end():
-    config = config_lib.TrainingConfig(**_COMMON, mechanism="blt")
+    config = config_lib.TrainingConfig.of(**_COMMON, mechanism="blt")
     assert configured._later_rounds(config, 20, 10) == [15, 16, 19]
     assert configured._later_rounds(config, 60, 59) == []
     most = configured._later_rounds(config, 10**6, 900)
     assert most == [1023, 1024, 1999]  # Later ones would take minutes.
     options = _COMMON | {"num_rounds": 100, "mechanism": "blt", **_RESTARTS}
-    config = config_lib.TrainingConfig(**options)
+    config = config_lib.TrainingConfig.of(**options)
     assert configured._later_rounds(config, 100, 59) == [60, 61, 63, 64, 92, 93, 99]
 
 
@@ -174,7 +174,7 @@ def test_what_else_is_released_counts_as_not_tested(monkeypatch):
     monkeypatch.setattr(configured, "_short_run", _without_training)
     monkeypatch.setattr(configured.aggregator_lib, "audit_aggregator", _without_training)
     options = _COMMON | {"noise_multiplier": None, "target_epsilon": 8.0, "mechanism": "blt"}
-    config = config_lib.TrainingConfig(**options, vocabulary="dp", metrics_epsilon=0.5)
+    config = config_lib.TrainingConfig.of(**options, vocabulary="dp", metrics_epsilon=0.5)
     report = configured.audit_config(config, num_clients=_NUM_CLIENTS)
     assert [(one.test, one.outcome) for one in report.findings] == [
         ("release of the vocabulary", "not tested"),
@@ -184,17 +184,17 @@ def test_what_else_is_released_counts_as_not_tested(monkeypatch):
 
 
 def test_an_update_has_the_tensors_of_the_config_s_model():
-    config = config_lib.TrainingConfig(**_COMMON, model="gboard-cifg")
+    config = config_lib.TrainingConfig.of(**_COMMON, model="gboard-cifg")
     shapes = configured._shapes(config)
     assert [len(shape) for shape in shapes] == [2, 2, 2, 1, 2, 1, 2]
     assert {math.prod(shape) for shape in shapes} == {680}
-    custom = configured._shapes(config_lib.TrainingConfig(**_COMMON, model="own"))
+    custom = configured._shapes(config_lib.TrainingConfig.of(**_COMMON, model="own"))
     assert [len(shape) for shape in custom] == [1, 2]
 
 
 @pytest.mark.slow
 def test_a_config_that_draws_too_little_noise_is_caught(monkeypatch):
-    config = config_lib.TrainingConfig(**_COMMON, mechanism="blt")
+    config = config_lib.TrainingConfig.of(**_COMMON, mechanism="blt")
     _plant(monkeypatch, noise=0.25)
     report = configured.audit_config(config, num_clients=_NUM_CLIENTS, trials=1000)
     violated = _violated(report)

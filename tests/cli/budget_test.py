@@ -107,8 +107,8 @@ def test_a_choice_is_one_entry_from_its_first_draw_on_and_its_runs_are_not_named
 
 
 def _recorded_run(folder, data, **options):
-    config = config_lib.TrainingConfig(data=str(data), noise_multiplier=1.0, **options)
-    users = corpus.read_users(config.part(corpus.UserOptions)).train.user_ids
+    config = config_lib.TrainingConfig.of(data=str(data), noise_multiplier=1.0, **options)
+    users = corpus.read_users(config.text).train.user_ids
     _run(folder, data)
     (folder / "config.json").write_text(json.dumps({"config": {"data": str(data)} | options}))
     (folder / "private").mkdir()

@@ -272,7 +272,7 @@ def test_texts_are_read_as_finetune_reads_them(capsys, toy, monkeypatch):
     flags += ("--target-epsilon", "4", "--steps", "9", "--delta", "1e-4")
     said = _out(capsys, *text, *flags)
     config = language_config.TextConfig(users, pretokenized=True, max_users=40)
-    assert seen == [config.part(corpus.UserOptions)]
+    assert seen == [config.text]
     assert said.split("\n\n")[1].startswith("40 users with ") and measured["is_tokenized"]
     assert "of all weights, not of adapters" in said
     assert main.main(["finetune-plan", *text, *flags, "--sqlite-split", "train"]) == 2

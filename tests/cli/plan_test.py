@@ -187,11 +187,11 @@ def test_train_takes_the_command_for_a_file_of_so_many_users(
     # As many users as said, less those that `train` keeps for evaluation.
     in_training = sum(split.hash_bucket(f"user {i}") >= 2 for i in range(in_file))
     assert needed <= in_training < in_file
-    made = parsed.privacy().plan(in_training, num_parameters=10)
+    made = parsed.request().plan(in_training, num_parameters=10)
     assert 4 * (1 - 1e-5) <= made.epsilon_after(90) <= 4
     made.sampler(0).cohort(89)
     with pytest.raises(ValueError):  # Fewer training users than said do not do.
-        parsed.privacy().plan(needed - 1, num_parameters=10).sampler(0)
+        parsed.request().plan(needed - 1, num_parameters=10).sampler(0)
 
 
 def test_the_note_of_held_out_users_is_near_the_split():
@@ -200,7 +200,7 @@ def test_the_note_of_held_out_users_is_near_the_split():
     assert sum(shares) / 20_000 == pytest.approx(plan_report._TRAINING_SHARE, abs=margin)
 
 
-_CONFIG_FIELDS = set(config.TrainingConfig.__dataclass_fields__)
+_CONFIG_FIELDS = config.TrainingConfig.known()
 
 
 def test_a_budget_is_split_by_shares(capsys):

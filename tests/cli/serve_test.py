@@ -381,8 +381,8 @@ def _read_until(process, text, said):
 
 def _write_served(path):
     """A task whose rounds need three devices, no more and no fewer."""
-    config = dataclasses.replace(
-        small_folder.CONFIG, over_selection=1.0, least_fraction=1.0, selection_timeout=5.0
+    config = small_folder.CONFIG.changed(
+        over_selection=1.0, least_fraction=1.0, selection_timeout=5.0
     )
     small_folder.write(path, small_tasks.ROUNDS["blt"](), config=config)
 

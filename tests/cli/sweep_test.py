@@ -274,7 +274,7 @@ def test_flags_of_a_cell_are_read_as_its_config():
     parser = main._build_parser()
     for cell in cells_lib.grid({"mechanism": "tree", "model": "gboard-cifg"}, axes):
         args = parser.parse_args(["train", *running.flags(cell.config), "--output", "x"])
-        assert config_lib.TrainingConfig(**config_flags.given_options(args)) == cell.config
+        assert config_lib.TrainingConfig.of(**config_flags.given_options(args)) == cell.config
 
 
 _PRETENDING = f"""

@@ -1,6 +1,5 @@
 """Tests of `tff-dpftrl task`: options, keys, groups, and its errors."""
 
-import dataclasses
 import json
 import stat
 import types
@@ -61,8 +60,9 @@ def test_flags_overrule_the_file(made, options, tmp_path, capsys):
     arguments = ["--rounds", "30", "--over-selection", "1.5", "--no-shuffle"]
     assert _new("--config", options, *arguments, "--output", output) == 0
     [(config, path, key)] = made
-    assert (config.num_rounds, config.over_selection, config.shuffle) == (30, 1.5, False)
-    assert (config.clients_per_round, path) == (40, output)
+    assert (config.learning.num_rounds, config.serving.over_selection) == (30, 1.5)
+    assert not config.definition.shuffle
+    assert (config.learning.clients_per_round, path) == (40, output)
     printed = capsys.readouterr()
     assert f"--population keyboard --task {output}" in printed.out
     assert f"Made the signing key {output.parent / 'signing_key'}" in printed.err
@@ -127,7 +127,7 @@ def test_a_grid_makes_a_group(made, options, tmp_path, capsys):
     output = tmp_path / "nwp"
     grid = "client-learning-rate=0.1,0.3"
     assert _new("--config", options, "--grid", grid, "--output", output) == 0
-    assert [(config.client_learning_rate, path.name) for config, path, _ in made] == [
+    assert [(config.learning.client_learning_rate, path.name) for config, path, _ in made] == [
         (0.1, "nwp-client_learning_rate=0.1"),
         (0.3, "nwp-client_learning_rate=0.3"),
     ]
@@ -170,7 +170,7 @@ def test_secure_aggregation_without_a_value_is_that_against_an_active_server(
 ):
     arguments = ["--secagg-bits", "20", "--secure-aggregation", *value]
     assert _new("--config", options, "--output", tmp_path / "nwp", *arguments) == 0
-    assert made[0][0].secure_aggregation == expected
+    assert made[0][0].sums.secure_aggregation == expected
 
 
 def test_an_evaluation_has_groups_of_its_own_size(monkeypatch, tmp_path):
@@ -181,19 +181,18 @@ def test_an_evaluation_has_groups_of_its_own_size(monkeypatch, tmp_path):
         return types.SimpleNamespace(name=output.name)
 
     monkeypatch.setattr(making, "make_evaluation", make)
-    secure = dataclasses.replace(
-        small_folder.CONFIG,
+    secure = small_folder.CONFIG.changed(
         clients_per_round=40,
         secagg_bits=20,
         secure_aggregation="honest-but-curious",
     )
     config = secure.resolved("small")
-    assert config.least_group == 32
+    assert config.sums.least_group == 32
     small_folder.write(tmp_path / "small", small_tasks.ROUNDS["blt"](), config=config)
     arguments = ["--evaluates", tmp_path / "small", "--clients-per-round", "10"]
     assert _new(*arguments, "--output", tmp_path / "watch") == 0
-    assert found[0].resolved("watch").least_group == 8
-    assert found[0].secure_aggregation == "honest-but-curious"
+    assert found[0].resolved("watch").sums.least_group == 8
+    assert found[0].sums.secure_aggregation == "honest-but-curious"
 
 
 def test_a_task_is_never_overwritten(made, options, tmp_path, capsys):

@@ -1,7 +1,6 @@
 """Tests of `tff-dpftrl train`: how flags and files become a config, and its errors."""
 
 import argparse
-import dataclasses
 import json
 import os
 import subprocess
@@ -13,8 +12,8 @@ from tests.cli import toy_corpus
 from tff_dpftrl.cli import train
 from tff_dpftrl.execution import operation_threads
 from tff_dpftrl.runs import manifest
+from tff_dpftrl.training import composed, corpus
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import corpus
 from tff_dpftrl.training import run as run_lib
 
 
@@ -35,7 +34,7 @@ def configs(monkeypatch):
 
 
 def _resolved(**options):
-    return config_lib.TrainingConfig(**options).with_defaults()
+    return config_lib.TrainingConfig.of(**options).with_defaults()
 
 
 def _main(*arguments):
@@ -89,9 +88,9 @@ def test_mechanism_none_overrules_the_noise_of_the_file(configs, tmp_path):
 
 def test_every_option_has_a_flag(configs):
     flags = ["--noise-multiplier", "1"]
-    for field in dataclasses.fields(config_lib.TrainingConfig):
+    for name, (field, _) in composed.options_of(config_lib.TrainingConfig).items():
         if field.default is not None and not isinstance(field.default, bool):
-            flags += [f"--{field.name.replace('_', '-')}", str(field.default)]
+            flags += [f"--{name.replace('_', '-')}", str(field.default)]
     _main(*flags, "--output", "out")
     assert configs == [_resolved(noise_multiplier=1.0)]
 
@@ -100,7 +99,7 @@ def test_a_model_is_named_and_sized(configs):
     flags = "--model transformer --layers 3 --heads 2 --embedding-size 8 --feed-forward-size 9"
     _main("--mechanism", "none", *flags.split(), "--output", "out")
     _main("--mechanism", "none", *"--model gboard-cifg --tie-embeddings --output out".split())
-    transformer, cifg = configs
+    transformer, cifg = (made.language for made in configs)
     assert transformer.model == "transformer"
     assert transformer.model_sizes == {
         "embedding_size": 8,

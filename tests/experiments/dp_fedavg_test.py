@@ -56,13 +56,13 @@ def test_the_command_begins_cells_of_three_seeds(name, cells_of):
     assert {cell.config.seed for cell in cells} == {0, 1, 2}
     assert len({str(cell.setting) for cell in cells}) == len(cells) / 3 >= 2
     for cell in cells:
-        cell.config.privacy().check(_USERS)
-        assert cell.config.max_users == _USERS
+        cell.config.request().check(_USERS)
+        assert cell.config.language.max_users == _USERS
 
 
 def test_cohorts_of_ten_have_the_noise_of_those_they_stand_for(cells_of):
     plans = {
-        cell.config.simulate_report_goal: cell.config.privacy().plan(_USERS, _PARAMETERS)
+        cell.config.simulation.simulate_report_goal: cell.config.request().plan(_USERS, _PARAMETERS)
         for cell in cells_of("dp_fedavg_headline")
         if cell.config.seed == 0
     }
@@ -76,6 +76,6 @@ def test_cohorts_of_ten_have_the_noise_of_those_they_stand_for(cells_of):
 
 def test_a_change_halfway_costs_nothing(cells_of):
     cells = [cell for cell in cells_of("dp_fedavg_schedule") if cell.config.seed == 0]
-    plans = [cell.config.privacy().plan(_USERS, _PARAMETERS) for cell in cells]
+    plans = [cell.config.request().plan(_USERS, _PARAMETERS) for cell in cells]
     assert len({plan.simulated.epsilon for plan in plans}) == 1
     assert plans[0].clip_norms == 10.0 and plans[1].clip_norms == (10.0,) * 75 + (1.0,) * 75

@@ -299,7 +299,7 @@ def test_the_books_have_the_users_of_every_batch(kind, toy, tmp_path, monkeypatc
     monkeypatch.setattr(private_steps.PrivateSteps, "step", step_and_note)
     config = toy_finetuning.config(toy, **_KINDS[kind])
     _finetune(config, tmp_path / "run")
-    text = corpus.read_users(config.part(corpus.UserOptions))
+    text = corpus.read_users(config.text)
     encoded = sequences.SequenceCorpus(
         text.train,
         trained_model.find(toy / "pretrained").words,
@@ -470,7 +470,7 @@ def test_nobody_learns_of_a_private_median_before_it_is_kept(toy, tmp_path, monk
 @pytest.mark.slow
 def test_text_in_memory_is_named_and_gone_on_with(toy, tmp_path, monkeypatch):
     config = toy_finetuning.config(toy, data="somebody's text", num_steps=2)
-    text = corpus.read_users(toy_finetuning.config(toy).part(corpus.UserOptions))
+    text = corpus.read_users(toy_finetuning.config(toy).text)
     with pytest.raises(ValueError, match="which is what the statement would say"):
         run.finetune(dataclasses.replace(config, data="docs"), tmp_path / "run", text=text)
     progress = lambda line: None  # noqa: E731
@@ -480,7 +480,7 @@ def test_text_in_memory_is_named_and_gone_on_with(toy, tmp_path, monkeypatch):
 
 
 def test_rows_and_tables_are_the_users(toy, tmp_path):
-    expected = corpus.read_users(toy_finetuning.config(toy).part(corpus.UserOptions))
+    expected = corpus.read_users(toy_finetuning.config(toy).text)
     whole = (expected.train, expected.validation, expected.test)
     rows = [(u, t) for part in whole for u in part.user_ids for t in part.examples(u)]
     table = tmp_path / "t.csv"

@@ -20,7 +20,7 @@ from tff_dpftrl.runtime.tasks import task_config, task_folder
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 
 _NAMED = {"population": "tests", "task": "small"}
-_CONFIG = task_config.TaskConfig(
+_CONFIG = task_config.TaskConfig.of(
     **_NAMED,
     num_devices=100,
     num_rounds=6,

@@ -12,8 +12,8 @@ from tff_dpftrl.training import config as config_lib
 
 @pytest.mark.parametrize("name", table.MODELS)
 def test_a_config_can_change_every_size_and_no_other(name):
-    config = config_lib.TrainingConfig(model=name, mechanism="none")
-    assert config.model_sizes == {}
+    config = config_lib.TrainingConfig.of(model=name, mechanism="none")
+    assert config.language.model_sizes == {}
     assert config.with_defaults().model_sizes == table.MODELS[name].sizes
 
 

@@ -39,7 +39,7 @@ from tff_dpftrl.runtime.tasks import planned_task, task_folder
 
 _COLUMNS = 320
 _SIZE = 3 * _COLUMNS + 1
-_REPORTS = small_folder.CONFIG.clients_per_round
+_REPORTS = small_folder.CONFIG.learning.clients_per_round
 _STDDEV = small_folder.TERMS.noise_multiplier * small_folder.TERMS.clip_norm
 _SCHEMA = schema_lib.MinSep(num_rounds=40, min_sep=1, max_participations=40)
 _STRATEGIES = {"identity": identity.Identity(), "blt": blt.Blt((0.9, 0.5), (0.3, 0.2))}

@@ -273,7 +273,7 @@ def test_devices_in_two_populations_of_one_server_are_served_in_both(task, folde
         tmp_path / "other",
         small_folder.plans(small_tasks.ROUNDS["blt"](), **other),
         terms=dataclasses.replace(small_folder.TERMS, **other),
-        config=dataclasses.replace(_CONFIG, **other),
+        config=_CONFIG.changed(**other),
     )
     store, lines = memory_store.MemoryStore(), []
     served = _serving(

@@ -4,6 +4,7 @@ import pytest
 
 from tff_dpftrl.models import table as model_table
 from tff_dpftrl.sweeps import cells, kinds
+from tff_dpftrl.training import noise_options
 
 
 def test_cells_are_the_product_and_the_last_axis_is_fastest():
@@ -16,21 +17,21 @@ def test_cells_are_the_product_and_the_last_axis_is_fastest():
         "mechanism=tree,noise_multiplier=1,seed=0",
         "mechanism=tree,noise_multiplier=1,seed=1",
     ]
-    assert (grid[3].config.mechanism, grid[3].config.seed) == ("tree", 1)
+    assert (grid[3].config.privacy.mechanism, grid[3].config.seed) == ("tree", 1)
     assert grid[3].setting == {"mechanism": "tree", "noise_multiplier": 1.0}
 
 
 def test_cells_overrule_the_options():
     options = {"target_epsilon": 8.0, "mechanism": "tree", "num_rounds": 7}
     (cell,) = cells.grid(options, {"noise_multiplier": (0.5,)})
-    assert (cell.config.noise_multiplier, cell.config.target_epsilon) == (0.5, None)
+    assert (cell.config.privacy.noise_multiplier, cell.config.target_epsilon) == (0.5, None)
     (cell,) = cells.grid({"noise_multiplier": 1.0}, {"target_epsilon": (2.0,)})
-    assert (cell.config.noise_multiplier, cell.config.target_epsilon) == (None, 2.0)
+    assert (cell.config.privacy.noise_multiplier, cell.config.target_epsilon) == (None, 2.0)
 
 
 def test_a_value_of_none_leaves_the_option_out():
     grid = cells.grid({"target_epsilon": 8.0, "min_sep": 9}, {"min_sep": (None, 20)})
-    assert [cell.config.min_sep for cell in grid] == [None, 20]
+    assert [cell.config.privacy.min_sep for cell in grid] == [None, 20]
     grid = cells.grid({"target_epsilon": 8.0}, {"noise_multiplier": (None, 1.0)})
     assert [cell.config.target_epsilon for cell in grid] == [8.0, None]
 
@@ -45,15 +46,15 @@ def test_a_value_of_none_leaves_the_option_out():
 )
 def test_without_noise_nothing_is_said_about_it(options):
     none, blt = cells.grid(options, {"mechanism": ("none", "blt")})
-    assert (none.config.noise_multiplier, none.config.target_epsilon) == (None, None)
-    assert none.config.simulate_report_goal is None
+    assert isinstance(none.config.privacy, noise_options.NoNoise)
+    assert none.config.simulation.simulate_report_goal is None
     assert blt.config.to_dict().items() >= options.items()
 
 
 def test_cells_without_noise_that_differ_in_noise_only_are_one():
     axes = {"mechanism": ("none", "blt"), "noise_multiplier": (0.5, 1.0), "seed": (0, 1)}
     grid = cells.grid({}, axes)
-    assert [cell.name for cell in grid if cell.config.mechanism == "none"] == [
+    assert [cell.name for cell in grid if cell.config.privacy.mechanism == "none"] == [
         "mechanism=none,seed=0",
         "mechanism=none,seed=1",
     ]
@@ -66,7 +67,11 @@ def test_cells_without_noise_that_differ_in_noise_only_are_one():
 @pytest.mark.parametrize(
     "options, axes, message",
     [
-        ({"mechanism": "none"}, {"noise_multiplier": (1.0, 2.0)}, "noise_multiplier=1: .*leave it"),
+        (
+            {"mechanism": "none"},
+            {"noise_multiplier": (1.0, 2.0)},
+            "noise_multiplier=1: .*leave one",
+        ),
         ({}, {"mechanism": ("tree",)}, "cell mechanism=tree: .* needs either noise_multiplier"),
         (
             {"noise_multiplier": 1.0, "buffers": 2},

@@ -1,6 +1,5 @@
 """Tests of tff_dpftrl.sweeps.kinds: the privacy of runs that have not begun."""
 
-import dataclasses
 import sys
 
 import pytest
@@ -21,9 +20,9 @@ def test_the_plan_of_a_training_run_is_kept_for_all_its_cells(tmp_path, monkeypa
     planned = kinds.TRAINING.planner()
     config = toy_run.config(tmp_path, deterministic_noise_seed=None)
     plan = planned(config)
-    faster = dataclasses.replace(config, client_learning_rate=0.1)
+    faster = config.changed(client_learning_rate=0.1)
     assert planned(faster) is plan and len(seen) == 1
-    noisier = planned(dataclasses.replace(config, noise_multiplier=2.0))
+    noisier = planned(config.changed(noise_multiplier=2.0))
     assert noisier.epsilon_after(6) < plan.epsilon_after(6)
     assert plan.at_delta(1e-12).epsilon_after(6) > plan.epsilon_after(6)
 
@@ -52,12 +51,12 @@ def test_the_plan_of_fine_tuning_is_that_of_its_run(toy, sampling):  # noqa: F81
     options |= {"delta": 1e-4, "target_epsilon": 2.0, "deterministic_noise_seed": None}
     config = toy_finetuning.config(toy, **options)
     plan = planned(config)
-    assert planned(dataclasses.replace(config, learning_rate=0.5)) is plan
+    assert planned(config.changed(learning_rate=0.5)) is plan
     epsilon = plan.epsilon_after(plan.num_rounds)
     assert 1.9 < epsilon <= 2.0
     assert plan.at_delta(1e-6).epsilon_after(plan.num_rounds) > epsilon
     # And that of the run's manifest, by which a release looks at the run again.
-    users = len(corpus.read_users(config.part(corpus.UserOptions)).train.user_ids)
+    users = len(corpus.read_users(config.text).train.user_ids)
     size = warm_start.find(config.initial_folder).load().model.num_parameters
     derived = {"group_size": 2, "clip_norm": 1.0} | plan.derived()
     facts = {"training_users": users, "num_parameters": size}

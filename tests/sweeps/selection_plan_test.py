@@ -1,6 +1,5 @@
 """Tests of tff_dpftrl.sweeps.selection_plan."""
 
-import dataclasses
 import functools
 
 import pytest
@@ -24,11 +23,11 @@ def _planned(**axes):
     options = {"clients_per_round": 5, "num_rounds": 20, "delta": 1e-4}
     cells = cells_lib.grid(options, {name: tuple(values) for name, values in axes.items()})
     configs = [cell.config for cell in cells]
-    return configs, selection_plan.planned(configs, _RUNS, lambda config: _plan(config.privacy()))
+    return configs, selection_plan.planned(configs, _RUNS, lambda config: _plan(config.request()))
 
 
 def _epsilon(config, delta, at):
-    spent = _plan(dataclasses.replace(config, delta=at).privacy())
+    spent = _plan(config.changed(delta=at).request())
     return spent.at_delta(delta).epsilon_after(spent.num_rounds)
 
 
@@ -41,7 +40,7 @@ def test_runs_of_one_target_keep_both_promises_and_waste_little():
     assert found.run_delta == wanted.tail[1]
     assert found.run_targets == [wanted.tail[0]] * 4  # The noise of each is another one.
     for config, target in zip(configs, found.run_targets, strict=True):
-        run = dataclasses.replace(config, target_epsilon=target)
+        run = config.changed(target_epsilon=target)
         assert wanted.are_met_by(lambda d, run=run: _epsilon(run, d, found.run_delta))
     deltas = [delta for _, delta in found.profile]
     assert all(1e-4 < delta < 1 for delta in deltas) and len(deltas) == 5
@@ -52,8 +51,8 @@ def test_the_cost_of_each_part_is_that_of_the_plan_at_the_delta_of_the_choice():
     (config,), (found, _, _) = _planned(
         mechanism=["tree"], min_sep=[5], vocabulary=["dp"], target_epsilon=[3.0]
     )
-    run = dataclasses.replace(config, target_epsilon=found.run_targets[0], delta=found.run_delta)
-    plan = _plan(run.privacy())
+    run = config.changed(target_epsilon=found.run_targets[0], delta=found.run_delta)
+    plan = _plan(run.request())
     ((weights, words),) = found.run_costs
     assert weights["rho_zcdp"] == plan.rounds.mu**2 / 2
     assert weights["epsilon_alone"] == gaussian.epsilon(plan.rounds.mu, 1e-4)
@@ -64,7 +63,7 @@ def test_sampled_runs_get_a_target_with_which_they_keep_both():
     (config,), (found, _, _) = _planned(algorithm=["dp-fedavg"], target_epsilon=[2.0])
     assert found.epsilon <= 2.0
     wanted = selection.targets(2.0, 1e-4, _RUNS)
-    run = dataclasses.replace(config, target_epsilon=found.run_targets[0])
+    run = config.changed(target_epsilon=found.run_targets[0])
     assert wanted.are_met_by(lambda d: _epsilon(run, d, found.run_delta))
     assert wanted.tail[0] / 2 < found.run_targets[0] <= wanted.tail[0]
 
@@ -89,9 +88,9 @@ def test_a_run_of_less_noise_than_planned_is_found_by_its_manifest(tmp_path, noi
     folder = record.parent / "cells" / "run=0"
     (folder / "private").mkdir(parents=True)
     record.write_text("{}")
-    config = dataclasses.replace(config, noise_multiplier=noise, delta=found.run_delta)
+    config = config.changed(noise_multiplier=noise, delta=found.run_delta)
     facts = {"training_users": _USERS, "num_parameters": 1}
-    known = manifest.Manifest(config.to_dict(), _plan(config.privacy()).derived(), facts, {})
+    known = manifest.Manifest(config.to_dict(), _plan(config.request()).derived(), facts, {})
     known.bound_to_choice(folder).keep(folder)
     answer = selection_plan._check_runs("training", [str(folder)], promises)
     assert bool(answer) == is_refused

@@ -81,7 +81,7 @@ def test_runs_have_cells_drawn_anew_and_the_noise_that_was_planned(tmp_path, pla
         "run=0,clip_norm=1", "run=1,clip_norm=0.5", "run=2,clip_norm=1",
     ]  # fmt: skip
     assert [run.config.target_epsilon for run in runs] == [1.0, 1.25, 1.0]
-    assert {run.config.delta for run in runs} == {1e-6}
+    assert {run.config.privacy.delta for run in runs} == {1e-6}
     numbers, cells = set(), set()
     for number in range(30):
         (tmp_path / str(number)).mkdir()

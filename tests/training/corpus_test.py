@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -11,8 +10,8 @@ import pytest
 
 from tff_dpftrl.data import jsonl, subwords, tokenizer, vocabulary_file
 from tff_dpftrl.data import vocabulary as vocabulary_lib
+from tff_dpftrl.training import composed, corpus, language_config
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import corpus, language_config
 
 
 def _users(count=40):
@@ -29,14 +28,14 @@ def _read(data, **options):
     vocabulary = data.with_name("words.txt")
     vocabulary.write_text("the\ntests\n")
     defaults = {"data": str(data), "vocabulary": str(vocabulary), "mechanism": "none"}
-    config = config_lib.TrainingConfig(**defaults | options)
+    config = config_lib.TrainingConfig.of(**defaults | options)
     return corpus.read(config.part(corpus.TextOptions))
 
 
 def test_text_in_memory_is_not_called_the_docstrings(tmp_path):
     text = _read(_write(tmp_path / "c.jsonl", _users()))
     with pytest.raises(ValueError, match="c.jsonl', but data is 'docs' .*: set data to the name"):
-        corpus.check_named(config_lib.TrainingConfig.data, text.train)
+        corpus.check_named(language_config.TextConfig.data, text.train)
     corpus.check_named("mine", text.train)
 
 
@@ -45,7 +44,7 @@ def test_a_run_may_take_the_words_of_ordinary_english(tmp_path):
     found = _read(data, vocabulary="english", vocabulary_size=50).words
     assert len(found.words) == 50 and found.source == vocabulary_lib.ENGLISH
     # No file of this name.
-    assert language_config.absolute_path("vocabulary", "english") == "english"
+    assert composed.absolute_path("vocabulary", "english") == "english"
 
 
 @pytest.mark.parametrize("is_public", [True, False])
@@ -93,10 +92,10 @@ def test_a_check_of_the_text_counts_nothing(tmp_path):
     data = str(tmp_path / "c.jsonl")
     options = {"data": data, "vocabulary": "dp", "target_epsilon": 1.0}
     for base, words in (("none", "docs"), ("english", "english")):
-        config = config_lib.TrainingConfig(base_vocabulary=base, **options)
+        config = config_lib.TrainingConfig.of(base_vocabulary=base, **options)
         checked = config.part(corpus.TextOptions).without_noise()
         assert (checked.vocabulary, checked.data) == (words, data)
-        other = dataclasses.replace(config, target_epsilon=2.0, delta=1e-7)
+        other = config.changed(target_epsilon=2.0, delta=1e-7)
         assert other.part(corpus.TextOptions).without_noise() == checked
 
 
@@ -206,7 +205,7 @@ def test_files_are_read_without_tensorflow(tmp_path):
 import sys
 from tff_dpftrl.training import config, corpus
 options = {{"data": {str(data)!r}, "vocabulary": "private", "mechanism": "none"}}
-options = config.TrainingConfig(**options).part(corpus.TextOptions)
+options = config.TrainingConfig.of(**options).part(corpus.TextOptions)
 assert len(corpus.read(options).train) > 20
 assert "tensorflow" not in sys.modules
 """

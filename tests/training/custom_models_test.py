@@ -301,10 +301,10 @@ def test_a_model_beside_a_run_of_the_config_s_is_refused(tmp_path):
     with pytest.raises(ValueError, match="is of the model 'word-lstm': leave it out"):
         custom_models.check_resumed("word-lstm", _bigrams(), None, tmp_path)
     with pytest.raises(ValueError, match="initial_weights has no meaning with a custom model"):
-        config_lib.TrainingConfig(mechanism="none", model="own", initial_weights="folder")
-    own = config_lib.TrainingConfig(mechanism="none", model="own")
+        config_lib.TrainingConfig.of(mechanism="none", model="own", initial_weights="folder")
+    own = config_lib.TrainingConfig.of(mechanism="none", model="own")
     with pytest.raises(ValueError, match="'own' can be trained in Python only"):
-        pretraining.read(pretraining.PretrainingConfig(), own)
+        pretraining.read(pretraining.PretrainingConfig(), own.language)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from tests.training import toy_run
 from tff_dpftrl.mechanisms import table
 from tff_dpftrl.runs import privacy, sampled_privacy
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import process, run
+from tff_dpftrl.training import noise_options, process, run
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PAGE = (_ROOT / "docs/explanation/which_mechanism.md").read_text("utf-8")
@@ -53,17 +53,17 @@ def _options(mechanism, sampling):
 def test_every_mechanism_and_every_sampling_has_a_cell():
     assert {mechanism for mechanism, *_ in _CELLS} == set(table.runnable())
     samplings = {sampling["sampling"] for _, sampling, _ in _CELLS if "sampling" in sampling}
-    assert samplings == set(config_lib.Sampling.__args__)
+    assert samplings == set(noise_options.Sampling.__args__)
     assert len(_CELLS) == len(_RUNS) + len(_REFUSED) == 4 * len(table.runnable())
 
 
 @pytest.mark.parametrize(("mechanism", "sampling", "says"), _RUNS)
 def test_what_runs_has_a_guarantee_and_releases_noised_sums(mechanism, sampling, says):
-    config = config_lib.TrainingConfig(**_options(mechanism, sampling))
-    plan = config.privacy().plan(_NUM_CLIENTS, 100)
+    config = config_lib.TrainingConfig.of(**_options(mechanism, sampling))
+    plan = config.request().plan(_NUM_CLIENTS, 100)
     assert 0.0 < plan.epsilon_after(1) <= plan.epsilon_after(_NUM_ROUNDS) < float("inf")
     assert plan.needs_secret_cohorts == ("[S]" not in says)
-    private_round = process.build_aggregation(config.learning, plan).private_round
+    private_round = process.build_aggregation(config.rules, plan).private_round
     released = _rounds(private_round, plan)
     # What is left after the clients' sum has the noise that the plan says.
     noise = released * plan.clients_per_round / (plan.noise_multiplier * plan.clip_norm)
@@ -90,7 +90,8 @@ def test_what_does_not_run_is_refused_with_the_message_of_the_page(mechanism, sa
     number = re.fullmatch(r"no \[(\d)\]", says)[1]
     message = re.search(rf'- \[{number}\] "(.+?)"', _SECTION.replace("\n  ", " "))[1]
     with pytest.raises(ValueError, match=re.escape(message)):
-        config_lib.TrainingConfig(**_options(mechanism, sampling)).privacy().plan(_NUM_CLIENTS, 9)
+        config = config_lib.TrainingConfig.of(**_options(mechanism, sampling))
+        config.request().plan(_NUM_CLIENTS, 9)
 
 
 @pytest.mark.slow

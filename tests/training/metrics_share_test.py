@@ -24,17 +24,17 @@ from tff_dpftrl.training import config, metrics_columns
 )
 def test_options_that_release_nothing_are_refused_in_a_line(options, says):
     with pytest.raises(validation.UsageError, match=says) as caught:
-        config.TrainingConfig(**({"target_epsilon": 8.0} | options))
+        config.TrainingConfig.of(**({"target_epsilon": 8.0} | options))
     assert "\n" not in str(caught.value)
 
 
 def test_an_epsilon_or_a_share_pays_for_metrics():
-    assert config.TrainingConfig(target_epsilon=8.0).metrics_share is None
-    shared = config.TrainingConfig(target_epsilon=8.0, budget_shares="metrics=0.1")
-    assert (shared.metrics_share, shared.metrics_epsilon) == (0.1, None)
-    own = config.TrainingConfig(target_epsilon=8.0, metrics_epsilon=2.0)
-    assert (own.metrics_share, own.metrics_epsilon) == (None, 2.0)
-    assert config.TrainingConfig(noise_multiplier=8.0, metrics_epsilon=2.0).metrics_epsilon == 2.0
+    assert not config.TrainingConfig.of(target_epsilon=8.0).releases.has_metrics
+    shared = config.TrainingConfig.of(target_epsilon=8.0, budget_shares="metrics=0.1")
+    assert (shared.releases.metrics_share, shared.releases.metrics_epsilon) == (0.1, None)
+    own = config.TrainingConfig.of(target_epsilon=8.0, metrics_epsilon=2.0)
+    assert (own.releases.metrics_share, own.releases.metrics_epsilon) == (None, 2.0)
+    assert config.TrainingConfig.of(noise_multiplier=8.0, metrics_epsilon=2.0).releases.has_metrics
 
 
 def test_the_bounds_are_public_sizes():

@@ -10,13 +10,13 @@ from tff_dpftrl.training import optimizers
 
 def _config(**changes):
     values = {"num_rounds": 8, "clients_per_round": 5, "noise_multiplier": 1.0} | changes
-    return config_lib.TrainingConfig(**values)
+    return config_lib.TrainingConfig.of(**values)
 
 
 def _rates(**options):
     """What the server's SGD makes of a unit update in every round."""
     optimizer = optimizers.build_server_optimizer(
-        _config(server_optimizer="sgd", server_learning_rate=2.0, **options).learning
+        _config(server_optimizer="sgd", server_learning_rate=2.0, **options).rules
     )
     state, steps = optimizer.initialize(tf.TensorSpec([])), []
     for _ in range(8):
@@ -41,9 +41,9 @@ def test_the_servers_learning_rate_follows_its_schedule():
 def test_momentum_restarts_with_the_noise():
     restarting = {"adaptive_clipping": True, "restart_warmup": 3, "restart_every": 4}
     optimizer = optimizers.build_server_optimizer(
-        config_lib.TrainingConfig(
+        config_lib.TrainingConfig.of(
             noise_multiplier=1.0, num_rounds=8, restart_optimizer=True, **restarting
-        ).learning
+        ).rules
     )
     state, weights, moves = optimizer.initialize(tf.TensorSpec([])), tf.zeros([]), []
     for _ in range(8):
@@ -54,14 +54,14 @@ def test_momentum_restarts_with_the_noise():
     np.testing.assert_allclose(moves, [*grown[:3], *grown, 1.0], rtol=1e-5)
     # The schedule goes on where the momentum begins anew.
     scheduled = optimizers.build_server_optimizer(
-        config_lib.TrainingConfig(
+        config_lib.TrainingConfig.of(
             noise_multiplier=1.0,
             num_rounds=8,
             restart_optimizer=True,
             server_decay="linear",
             iterate_averaging=0.5,
             **restarting,
-        ).learning
+        ).rules
     )
     state, weights, moves = scheduled.initialize(tf.TensorSpec([])), tf.zeros([]), []
     for _ in range(8):
@@ -70,8 +70,11 @@ def test_momentum_restarts_with_the_noise():
         weights = moved
     rates = 1 - np.arange(8) / 8
     np.testing.assert_allclose(moves, rates * [*grown[:3], *grown, 1.0], rtol=1e-5)
-    with pytest.raises(ValueError, match="restart_optimizer is for runs whose noise restarts"):
-        config_lib.TrainingConfig(noise_multiplier=1.0, restart_optimizer=True)
+    with pytest.raises(
+        ValueError,
+        match="restart_optimizer has no meaning with algorithm 'dp-ftrl', but with adaptive",
+    ):
+        config_lib.TrainingConfig.of(noise_multiplier=1.0, restart_optimizer=True)
 
 
 @pytest.mark.parametrize(
@@ -88,19 +91,19 @@ def test_momentum_restarts_with_the_noise():
 def test_a_workload_is_what_the_server_makes_of_impulses(options):
     size = 16
     config = _config(num_rounds=size, workload="auto", **options)
-    optimizer = optimizers.build_server_optimizer(config.learning)
+    optimizer = optimizers.build_server_optimizer(config.rules)
     weights = tf.zeros(size)
     state = optimizer.initialize(tf.TensorSpec([size]))
     rows, moved = [], np.zeros(size)
     for step, impulse in enumerate(np.eye(size, dtype=np.float32)):
         state, new = optimizer.next(state, weights, tf.constant(impulse))
         change = weights.numpy() - new.numpy().astype(np.float64)
-        if config.server_optimizer == "adam":
+        if config.learning.server_optimizer == "adam":
             # With a large epsilon the preconditioner is constant, but for Adam's √(1 − β₂^t).
             change *= 1e6 / np.sqrt(1 - 0.999 ** (step + 1))
         moved = moved + change
         weights = new
-        averaged = config.iterate_averaging is not None
+        averaged = config.learning.iterate_averaging is not None
         rows.append(-state["average"].numpy() if averaged else moved)
-    found = config.mechanism_options.workload
+    found = config.request().options.workload
     np.testing.assert_allclose(np.array(rows), found.matrix(), rtol=1e-3, atol=1e-5)

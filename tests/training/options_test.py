@@ -19,7 +19,8 @@ def test_toml_options_may_stand_in_tables(tmp_path):
     content = 'num_rounds = 7\n[privacy]\nnoise_multiplier = 2\nmechanism = "tree"\n'
     path.write_text(content, encoding="utf-8-sig")
     made = options_lib.config_from_mapping(options_lib.read_toml(path), str(path))
-    assert (made.num_rounds, made.noise_multiplier, made.mechanism) == (7, 2.0, "tree")
+    assert made.learning.num_rounds == 7
+    assert (made.privacy.noise_multiplier, made.privacy.mechanism) == (2.0, "tree")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_a_mechanism_takes_the_place_of_a_strategy():
 
 
 def test_resolved_config_round_trips():
-    made = config.TrainingConfig(target_epsilon=3.0, mechanism="tree", max_users=30)
+    made = config.TrainingConfig.of(target_epsilon=3.0, mechanism="tree", max_users=30)
     read = json.loads(json.dumps(made.to_dict()))
     assert options_lib.config_from_mapping(read, "config.json") == made
 
@@ -93,7 +94,7 @@ def test_resolved_config_round_trips():
 def test_a_begun_run_of_an_earlier_version_keeps_its_sizes():
     # Its manifest has what were all the options of models then.
     began = {"model": "word-lstm", "embedding_size": 96, "lstm_size": 128, "tie_embeddings": True}
-    made = options_lib.of_begun_run(began | {"mechanism": "none"}, "config.json")
+    made = options_lib.of_begun_run(began | {"mechanism": "none"}, "config.json").language
     assert made.model_sizes == {"embedding_size": 96, "state_size": 128, "tie_embeddings": True}
     assert made.model_sizes == made.with_defaults().model_sizes
 
@@ -112,5 +113,6 @@ def test_a_begun_run_without_split_reads_all_files_of_a_folder(tmp_path, monkeyp
         options = {"data": data, "target_epsilon": 1.0} | given
         options |= {"initial_weights": "m"} if kind == manifest.FINETUNING else {}
         known = manifest.Manifest(options, {}, {}, {}, recorded_kind=kind)
-        assert read[kind](known, tmp_path).split == split
-        assert kinds.KINDS[kind].begun_config(options, "config.json").split == split
+        assert read[kind](known, tmp_path).to_dict()["split"] == split
+        begun = kinds.KINDS[kind].begun_config(options, "config.json")
+        assert begun.to_dict()["split"] == split

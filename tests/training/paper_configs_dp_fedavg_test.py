@@ -41,7 +41,7 @@ def _stated(plan):
 @pytest.mark.parametrize("row", _PRINTED)
 def test_noise_and_epsilon_are_those_of_the_paper(row):
     given, stddev, printed = _PRINTED[row]
-    plan = _config(**given).privacy().plan(_USERS, 1_350_000)
+    plan = _config(**given).request().plan(_USERS, 1_350_000)
     assert plan.noise_multiplier * plan.clip_norm / plan.clients_per_round == stddev
     rounds = dp_fedavg.DpFedAvg(plan.sampling_probability, plan.noise_multiplier, plan.num_rounds)
     by_moments = rounds.epsilon_moments_accountant(plan.delta)
@@ -53,7 +53,7 @@ def test_noise_and_epsilon_are_those_of_the_paper(row):
 
 @pytest.mark.slow
 def test_account_plan_and_statement_agree(capsys):
-    stated = _stated(_config().privacy().plan(_USERS, 1_350_000))
+    stated = _stated(_config().request().plan(_USERS, 1_350_000))
     assert not main.main([
         "account", "--sampling", "poisson", "--sampling-probability", str(5000 / _USERS),
         "--noise-multiplier", "1", "--rounds", "5000", "--delta", "1e-9", "--format", "json",
@@ -72,28 +72,28 @@ def test_account_plan_and_statement_agree(capsys):
 
 def test_utility_is_estimated_from_cohorts_of_100_with_the_noise_of_5000():
     given = {"simulate_report_goal": 5000, "simulate_population": _USERS}
-    plan = _config(clients_per_round=100, **given).privacy().plan(50_000, 1_350_000)
+    plan = _config(clients_per_round=100, **given).request().plan(50_000, 1_350_000)
     assert plan.noise_multiplier * plan.clip_norm / 100 == pytest.approx(0.003)
-    whole = _config().privacy().plan(_USERS, 1_350_000)
+    whole = _config().request().plan(_USERS, 1_350_000)
     assert plan.simulated.epsilon == whole.epsilon_after(5000)
     assert plan.epsilon_after(1) > 100.0
 
 
 def test_the_change_of_figure_8_costs_nothing():
     given = {"clients_per_round": 1667, "num_rounds": 10_885, "clip_norm": 20.0}
-    changed = _config(**given, clip_norm_schedule="4885:7.9").privacy().plan(_USERS, 1_350_000)
+    changed = _config(**given, clip_norm_schedule="4885:7.9").request().plan(_USERS, 1_350_000)
     norms = changed.clip_norms
     assert (norms[4884], norms[4885], len(norms)) == (20.0, 7.9, 10_885)
     stddevs = [round(changed.noise_multiplier * norms[i] / 1667, 4) for i in (4884, 4885)]
     assert stddevs == [0.012, 0.0047]
-    constant = _config(**given).privacy().plan(_USERS, 1_350_000)
+    constant = _config(**given).request().plan(_USERS, 1_350_000)
     assert changed.epsilon_after(10_885) == constant.epsilon_after(10_885)
 
 
 def test_the_model_has_the_papers_size():
-    config = _config().with_defaults()
+    language = _config().with_defaults().language
     model = model_table.build(
-        config.model, vocabulary_size=config.vocabulary_size + 4, **config.model_sizes
+        language.model, vocabulary_size=language.vocabulary_size + 4, **language.model_sizes
     )
     assert model.num_parameters == pytest.approx(1.35e6, rel=0.01)
 
@@ -131,7 +131,7 @@ def test_data_in_tffs_layout_are_read(tmp_path):
 def test_it_runs(given, tmp_path):
     config = _small(tmp_path, **given)
     stated = run.train(config, tmp_path / "run", progress=lambda line: None).statement
-    assert stated.mechanism == config.algorithm and stated.epsilon > 0.0
+    assert stated.mechanism == config.privacy.algorithm and stated.epsilon > 0.0
     assert stated.parameters["clip_norm"] == 15.0 and stated.parameters["clipping"] == "flat"
-    assert stated.parameters["estimator"].startswith(config.estimator.replace("-", " "))
+    assert stated.parameters["estimator"].startswith(config.privacy.estimator.replace("-", " "))
     assert stated.parameters["sampling_probability"] == 5 / stated.parameters["num_users"]

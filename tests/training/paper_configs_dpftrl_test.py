@@ -62,9 +62,9 @@ def _config(name, **given):
     return options_lib.config_from_mapping(options, name).with_absolute_paths().with_defaults()
 
 
-def _num_parameters(config):
+def _num_parameters(language):
     return model_table.build(
-        config.model, vocabulary_size=config.vocabulary_size + 4, **config.model_sizes
+        language.model, vocabulary_size=language.vocabulary_size + 4, **language.model_sizes
     ).num_parameters
 
 
@@ -76,7 +76,7 @@ def _printed(value, printed):
 
 
 def _planned(config, num_clients):
-    return config.plan(num_clients, _num_parameters(config))
+    return config.plan(num_clients, _num_parameters(config.language))
 
 
 def _stated(plan):
@@ -91,16 +91,17 @@ def test_statement_and_account_have_the_published_numbers(row, capsys):
     name, given, num_devices, gap, rho, epsilon = _PUBLISHED[row]
     config = _config(name, **given)
     stated = _stated(_planned(config, num_devices))
-    assert config.min_sep == gap + 1
+    noise, rounds = config.privacy, str(config.learning.num_rounds)
+    assert noise.min_sep == gap + 1
     assert rho in _printed(stated.rho_zcdp, rho)
     assert epsilon is None or epsilon in _printed(stated.epsilon, epsilon)
-    which = ("--strategy", config.strategy) if config.strategy else ("--mechanism", "tree")
+    which = ("--strategy", noise.strategy) if noise.strategy else ("--mechanism", "tree")
     restarts = ("--first-restart", "128", "--restart-every", "1024")
     assert not main.main([
-        "account", *which, "--noise-multiplier", str(config.noise_multiplier),
-        "--rounds", str(config.num_rounds), "--min-sep-gap", str(gap),
-        "--max-participations", str(config.max_participations), "--delta", "1e-10",
-        *(restarts if config.adaptive_clipping else ()), "--format", "json",
+        "account", *which, "--noise-multiplier", str(noise.noise_multiplier),
+        "--rounds", rounds, "--min-sep-gap", str(gap),
+        "--max-participations", str(noise.max_participations), "--delta", "1e-10",
+        *(restarts if noise.adaptive_clipping else ()), "--format", "json",
     ])  # fmt: skip
     accounted = json.loads(capsys.readouterr().out)
     assert accounted["rho_zcdp"] == pytest.approx(stated.rho_zcdp, rel=1e-12)
@@ -109,21 +110,22 @@ def test_statement_and_account_have_the_published_numbers(row, capsys):
 
 def test_plan_finds_the_noise_of_gboard(capsys):
     config = _config("gboard_fixed")
+    noise, rounds = config.privacy, str(config.learning.num_rounds)
     assert not main.main([
-        "plan", "--population", "4210000", "--rounds", str(config.num_rounds), "--delta", "1e-10",
-        "--min-sep", str(config.min_sep), "--max-participations", str(config.max_participations),
+        "plan", "--population", "4210000", "--rounds", rounds, "--delta", "1e-10",
+        "--min-sep", str(noise.min_sep), "--max-participations", str(noise.max_participations),
         "--report-goals", "6500", "--mechanisms", "tree", "--target-rho", str(51 / 98),
         "--format", "json",
     ])  # fmt: skip
     (plan,) = json.loads(capsys.readouterr().out)["plans"]
-    assert plan["noise_multiplier"] == pytest.approx(config.noise_multiplier, rel=1e-6)
-    assert plan["report_goal"] == config.clients_per_round
+    assert plan["noise_multiplier"] == pytest.approx(noise.noise_multiplier, rel=1e-6)
+    assert plan["report_goal"] == config.learning.clients_per_round
 
 
 def test_adaptive_clipping_is_accounted_with_its_restart():
     config = _config("gboard_adaptive")
     plan = _planned(config, 2_380_000)
-    assert config.starts == (0, 128)
+    assert config.privacy.starts(config.learning.num_rounds) == (0, 128)
     # Independent: a device is at most once in the first 128 rounds, since its stride is 227.
     schema = {k: schema_lib.MinSep(980 - 128, 227, k) for k in (3, 4)}
     late = {k: tree.Tree(980 - 128).sensitivity(schema[k]).squared for k in (3, 4)}
@@ -131,7 +133,7 @@ def test_adaptive_clipping_is_accounted_with_its_restart():
     stated = _stated(plan)
     assert 2 * 7**2 * stated.rho_zcdp == pytest.approx(max(late[4], once + late[3]))
     assert plan.adaptive_clipping and stated.parameters["initial_clip_norm"] == 0.1
-    assert config.target_unclipped_quantile == 0.5
+    assert config.privacy.target_unclipped_quantile == 0.5
 
 
 def test_the_small_report_goal_of_gboard_simulates_the_large_one():
@@ -181,9 +183,9 @@ def test_stack_overflow_can_have_the_noise_of_the_papers_averages():
 
 
 def test_mechanisms_of_the_tables_can_take_the_place_of_the_blt():
-    assert _config("stackoverflow_blt", mechanism="bandmf", bands=342).strategy is None
+    assert _config("stackoverflow_blt", mechanism="bandmf", bands=342).privacy.strategy is None
     es_es = _config("gboard_blt_es_es", mechanism="bandmf", bands=400, noise_multiplier=1.411)
-    assert (es_es.mechanism, es_es.strategy) == ("bandmf", None)
+    assert (es_es.privacy.mechanism, es_es.privacy.strategy) == ("bandmf", None)
 
 
 _NUM_PARAMETERS = {"gboard-cifg": 2.4e6, "word-lstm": 4.05e6}  # As printed in the papers.
@@ -191,8 +193,8 @@ _NUM_PARAMETERS = {"gboard-cifg": 2.4e6, "word-lstm": 4.05e6}  # As printed in t
 
 @pytest.mark.parametrize("name", _CONFIGS)
 def test_models_are_as_large_as_printed(name):
-    config = _config(name)
-    assert _num_parameters(config) == pytest.approx(_NUM_PARAMETERS[config.model], rel=0.01)
+    language = _config(name).language
+    assert _num_parameters(language) == pytest.approx(_NUM_PARAMETERS[language.model], rel=0.01)
 
 
 _FILES = {"data": "users.sqlite", "vocabulary": "words.txt"}
@@ -228,7 +230,7 @@ def _tiny(name, corpus):
 def test_synthetic_data_in_the_layout_of_tff_can_be_trained_on(name, corpus, tmp_path):
     opened = opening.open_run(_tiny(name, corpus), tmp_path, progress=lambda line: None)
     config, users = opened.config, len(opened.text.train)
-    assert (users + len(opened.text.held_out) == 40) == config.train_on_test_users
+    assert (users + len(opened.text.held_out) == 40) == config.language.train_on_test_users
     language_task = task.build_language_task(config.part(task.TaskOptions), opened.text)
     assert language_task.training_text.num_sequences >= 2 * users
     plan = config.plan(users, language_task.model.num_parameters)

@@ -48,7 +48,7 @@ def pretrained(corpus, tmp_path_factory):
     """A folder with a model, what was said, and the summary."""
     output = tmp_path_factory.mktemp("runs") / "pretrained"
     lines = []
-    config, options = _config(corpus, data="public.jsonl"), toy_run.config(corpus)
+    config, options = _config(corpus, data="public.jsonl"), toy_run.config(corpus).language
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(corpus)
         summary = pretraining.pretrain(config, options, output, progress=lines.append)
@@ -71,7 +71,7 @@ def test_a_folder_has_the_best_model_and_what_it_was_trained_on(corpus, pretrain
     assert f"Best of 3 epochs: {record['best_epoch']}" in summary and "private" in summary
     assert "198228" not in lines[0] and "Model: word-lstm" in lines[0]
     # The loss is that of the file, on users whom it was not trained on.
-    text = pretraining.read(_config(corpus), toy_run.config(corpus))
+    text = pretraining.read(_config(corpus), toy_run.config(corpus).language)
     assert not set(text.train.user_ids) & set(text.held_out.user_ids)
     assert len(text.train) + len(text.held_out) == 40
     trained = trained_model.find(output).load()
@@ -83,7 +83,7 @@ def test_a_folder_has_the_best_model_and_what_it_was_trained_on(corpus, pretrain
 @pytest.mark.slow
 def test_it_ends_when_nothing_improves(corpus, tmp_path):
     config = _config(corpus, epochs=50, learning_rate=100.0, patience=2)
-    summary = pretraining.pretrain(config, toy_run.config(corpus), tmp_path / "out")
+    summary = pretraining.pretrain(config, toy_run.config(corpus).language, tmp_path / "out")
     (ended,) = re.findall(r"Best of (\d+) epochs: (\d+),", summary)
     assert int(ended[0]) == int(ended[1]) + 2 < 50
 
@@ -110,7 +110,7 @@ def test_a_run_begins_with_its_weights_and_says_so(corpus, pretrained, tmp_path)
     again = run.train(None, tmp_path / "run", progress=lines.append)
     assert sentence in again.statement.not_covered
     # And who goes on with its model on the same users is told of both.
-    config = dataclasses.replace(config, initial_weights=str(tmp_path / "run"))
+    config = config.changed(initial_weights=str(tmp_path / "run"))
     second = run.train(config, tmp_path / "second", progress=lines.append).statement
     assert "All of these runs trained on the same users." in second.headline_caveats[-1]
     assert second.epsilon is None or second.parameters["epsilon_with_earlier_runs"] > second.epsilon
@@ -140,13 +140,15 @@ def test_text_that_cannot_be_used_is_refused(corpus, pretraining_options, option
     given = {name: value.format(corpus=corpus) for name, value in pretraining_options.items()}
     options = {name: value.format(corpus=corpus) for name, value in options.items()}
     with pytest.raises(ValueError, match=message):
-        pretraining.read(_config(corpus, **given), toy_run.config(corpus, **options))
+        pretraining.read(_config(corpus, **given), toy_run.config(corpus, **options).language)
 
 
 def test_a_copy_of_protected_text_is_refused(corpus, tmp_path):
     shutil.copy(corpus / "users.jsonl", tmp_path / "copy.jsonl")
     with pytest.raises(ValueError, match="a copy of it, or has texts"):
-        pretraining.read(_config(corpus, data=str(tmp_path / "copy.jsonl")), toy_run.config(corpus))
+        pretraining.read(
+            _config(corpus, data=str(tmp_path / "copy.jsonl")), toy_run.config(corpus).language
+        )
 
 
 def test_protected_text_is_recognised_in_columns_of_any_name(corpus, tmp_path):
@@ -157,7 +159,7 @@ def test_protected_text_is_recognised_in_columns_of_any_name(corpus, tmp_path):
         corpus, data=str(tmp_path / "odd.csv"), user_column="member", text_column="said"
     )
     with pytest.raises(ValueError, match="or has texts of theirs"):
-        pretraining.read(config, toy_run.config(corpus))
+        pretraining.read(config, toy_run.config(corpus).language)
 
 
 def test_texts_that_nearly_repeat_protected_ones_are_left_out_and_it_is_said(corpus, tmp_path):
@@ -170,7 +172,7 @@ def test_texts_that_nearly_repeat_protected_ones_are_left_out_and_it_is_said(cor
     texts[first] = [*planted[:2], f"{planted[2].upper()} !", *texts[first], longer]
     texts[users.user_ids[0]] = [planted[0]]  # Alone, it would be a protected user's own text.
     jsonl.write(user_text.UserText.from_mapping("public", texts), tmp_path / "public.jsonl")
-    options = toy_run.config(corpus)
+    options = toy_run.config(corpus).language
     with pytest.raises(ValueError, match="or has texts of theirs"):
         pretraining.read(_config(corpus, data=str(tmp_path / "public.jsonl")), options)
     config = _config(
@@ -220,7 +222,7 @@ def test_a_missing_package_is_found_before_anything_is_read(
     monkeypatch.setitem(sys.modules, package, None)
     config = _config(corpus, data="none.jsonl", **option)
     with pytest.raises(ValueError, match=f"needs {package}, which is not installed"):
-        pretraining.read(config, toy_run.config(corpus, vocabulary="docs", **options))
+        pretraining.read(config, toy_run.config(corpus, vocabulary="docs", **options).language)
 
 
 def test_a_vocabulary_that_lacks_words_is_answered_with_what_to_do(corpus, pretrained, tmp_path):
@@ -229,7 +231,7 @@ def test_a_vocabulary_that_lacks_words_is_answered_with_what_to_do(corpus, pretr
     lines, data = [], tmp_path / "public.jsonl"
     text = (corpus / "public.jsonl").read_text().replace("bao", "我们在学习语言模型" * 3)
     data.write_text(text, encoding="utf-8")
-    options = toy_run.config(corpus, vocabulary_size=20)  # Of thirty words.
+    options = toy_run.config(corpus, vocabulary_size=20).language  # Of thirty words.
     pretraining.pretrain(
         _config(corpus, data=str(data), epochs=1), options, tmp_path / "run", progress=lines.append
     )
@@ -242,7 +244,7 @@ def test_docstrings_of_packages_may_be_public_for_another_corpus(corpus, monkeyp
     library = user_text.UserText.from_mapping("library", {"author1": ["a text"], "abc": ["b"]})
     monkeypatch.setattr(docstrings, "read", lambda: packages)
     monkeypatch.setattr(docstrings, "read_standard_library", lambda: library)
-    found = pretraining.read(_config(corpus, data="docs"), toy_run.config(corpus))
+    found = pretraining.read(_config(corpus, data="docs"), toy_run.config(corpus).language)
     texts = [*found.train.texts(), *found.held_out.texts()]
     assert sorted(texts) == sorted([*packages.texts(), *library.texts()])
     assert found.source.endswith("and of the installed packages")
@@ -309,11 +311,11 @@ def test_a_model_is_never_without_what_it_was_trained_on(corpus, tmp_path, monke
 
     monkeypatch.setattr(pretraining, "_draw", fail)
     with pytest.raises(KeyboardInterrupt):
-        pretraining.pretrain(_config(corpus), toy_run.config(corpus), tmp_path / "a")
+        pretraining.pretrain(_config(corpus), toy_run.config(corpus).language, tmp_path / "a")
     assert (tmp_path / "a" / "model.npz").exists()
     monkeypatch.setattr(export, "write", fail)
     with pytest.raises(KeyboardInterrupt):
-        pretraining.pretrain(_config(corpus), toy_run.config(corpus), tmp_path / "b")
+        pretraining.pretrain(_config(corpus), toy_run.config(corpus).language, tmp_path / "b")
     assert (tmp_path / "b" / "pretraining.json").exists()
     assert not (tmp_path / "b" / "model.npz").exists()
 

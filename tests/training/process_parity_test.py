@@ -78,9 +78,9 @@ def _aggregator(plan, options):
     if getattr(plan, "adaptive_clipping", False):
         clip_norm = adaptive_clipping.AdaptiveClipping(
             initial_clip_norm=plan.clip_norm,
-            target_unclipped_quantile=options.target_unclipped_quantile,
-            clip_learning_rate=options.clip_learning_rate,
-            clipped_count_stddev=options.clipped_count_stddev,
+            target_unclipped_quantile=options.noise.target_unclipped_quantile,
+            clip_learning_rate=options.noise.clip_learning_rate,
+            clipped_count_stddev=options.noise.clipped_count_stddev,
         )
     if getattr(plan, "encoding", None) is not None:
         return secagg.build_secagg_dp_ftrl_aggregator(
@@ -96,7 +96,7 @@ def _aggregator(plan, options):
 
 def _process(plan, options, model):
     """Builds TFF's learning process of a plan."""
-    client_optimizer = tff.learning.optimizers.build_sgdm(options.client_learning_rate)
+    client_optimizer = tff.learning.optimizers.build_sgdm(options.learning.client_learning_rate)
     server_optimizer = optimizers.build_server_optimizer(options)
     aggregator = _aggregator(plan, options)
     if not hasattr(plan, "sampling_probability") or hasattr(plan, "strategy"):
@@ -110,7 +110,7 @@ def _process(plan, options, model):
         )
     common = {"aggregator": aggregator, "server_optimizer": server_optimizer}
     if plan.algorithm == "dp-fedsgd":
-        rate = options.client_learning_rate
+        rate = options.learning.client_learning_rate
         return dp_fedavg.build_dp_fedsgd(model, learning_rate=rate, **common)
     return dp_fedavg.build_dp_fedavg(model, client_optimizer=client_optimizer, **common)
 
@@ -131,12 +131,12 @@ def _cohort(round_index):
     ],
 )
 def test_ten_rounds_are_those_of_tff(options):
-    config = config_lib.TrainingConfig(**(_COMMON | options))
-    plan = config.privacy().plan(20, _MODEL.num_parameters)
+    config = config_lib.TrainingConfig.of(**(_COMMON | options))
+    plan = config.request().plan(20, _MODEL.num_parameters)
     model = functional_model.build(_MODEL, _SPECIAL, seed=0)
-    native = compiled_process.CompiledProcess(process.build_round(plan, config.learning, model))
+    native = compiled_process.CompiledProcess(process.build_round(plan, config.rules, model))
     with contexts.compiled_only():
-        of_tff = compiled_process.compile_process(_process(plan, config.learning, model))
+        of_tff = compiled_process.compile_process(_process(plan, config.rules, model))
     state = initial = native.initialize()
     # A checkpoint of one goes on in the other: the same tensors in the same order.
     expected_state = tree.unflatten_as(of_tff.initialize(), tree.flatten(state))

@@ -14,7 +14,7 @@ from tff_dpftrl.training import process
 
 def _config(**changes):
     values = {"num_rounds": 8, "clients_per_round": 5, "noise_multiplier": 1.0} | changes
-    return config_lib.TrainingConfig(**values)
+    return config_lib.TrainingConfig.of(**values)
 
 
 _METRIC = "client_work/train/num_examples"
@@ -59,8 +59,8 @@ _NOISED_BIT = {
 def test_only_metrics_of_the_cohort_are_exact(options, further):
     """Nothing else of the reports reaches the server, and the update only with its noise."""
     config = _config(**options)
-    plan = config.privacy().plan(100, 4)
-    found = process.build_round(plan, config.learning, bucket_counts.build_model(4))
+    plan = config.request().plan(100, 4)
+    found = process.build_round(plan, config.rules, bucket_counts.build_model(4))
     allowed = _CHANGES | further
     if options.get("mechanism") == "none":
         del allowed["update/non_finite_clients"]
@@ -84,7 +84,7 @@ def test_only_metrics_of_the_cohort_are_exact(options, further):
 
 
 def _mechanism(config):
-    return process.build_aggregation(config.learning, config.privacy().plan(100, 10)).private_round
+    return process.build_aggregation(config.rules, config.request().plan(100, 10)).private_round
 
 
 def test_a_sampled_cohort_is_clipped_and_divided_as_asked():
@@ -106,7 +106,7 @@ def test_noise_follows_a_schedule_of_clip_norms_and_costs_what_is_claimed(estima
     config = _config(
         algorithm="dp-fedavg", clip_norm=0.5, clip_norm_schedule="2:0.2,5:0.1", estimator=estimator
     )
-    plan, mechanism = config.privacy().plan(100, 10), _mechanism(config)
+    plan, mechanism = config.request().plan(100, 10), _mechanism(config)
     state, norms, noises = mechanism.initial_state([[10]]), [], []
     for round_index in range(plan.num_rounds):
         clipped, _ = mechanism.clip_client([tf.fill([10], 3.0)], state.round_index, 1.0)

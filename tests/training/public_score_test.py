@@ -10,7 +10,7 @@ import pytest
 from tests.training import toy_model, toy_run
 from tff_dpftrl import validation
 from tff_dpftrl.data import user_text
-from tff_dpftrl.training import corpus, public_score
+from tff_dpftrl.training import public_score
 
 _TEXT = {"a": ["the front end", "front isn't the end"], "b": ["the ß ."]}
 
@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
 
 
 def _protected(folder):
-    return toy_run.config(folder).part(corpus.UserOptions)
+    return toy_run.config(folder).text
 
 
 def test_text_of_the_protected_users_is_refused(folder, tmp_path):

@@ -432,7 +432,7 @@ _CHILD = textwrap.dedent("""
     import json, pathlib, sys
     from tff_dpftrl.training import config, run
     options = json.loads(sys.argv[2])
-    run.train(options and config.TrainingConfig(**options), pathlib.Path(sys.argv[1]))
+    run.train(options and config.TrainingConfig.of(**options), pathlib.Path(sys.argv[1]))
 """)
 
 

@@ -127,7 +127,7 @@ def test_held_out_users_are_examined_after_the_last_round(trained):
 
 
 def test_the_config_of_a_run_has_sizes_that_were_not_given(corpus, trained):
-    assert toy_run.config(corpus).tie_embeddings is None
+    assert toy_run.config(corpus).language.tie_embeddings is None
     assert manifest.read(trained.output).config["tie_embeddings"] is True
 
 
@@ -248,7 +248,7 @@ def test_zero_noise_and_huge_clip_norm_is_plain_federated_averaging(corpus, tmp_
 @pytest.mark.slow
 def test_a_run_stops_before_its_budget_is_exceeded_and_says_so(corpus, tmp_path):
     options = {"mechanism": "identity", "buffers": None, "deterministic_noise_seed": None}
-    plan = toy_run.config(corpus, **options).privacy().plan(num_clients=48, num_parameters=1)
+    plan = toy_run.config(corpus, **options).request().plan(num_clients=48, num_parameters=1)
     # A user takes part once in every three rounds: epsilon grows at rounds 1 and 4.
     spent = [plan.epsilon_after(t) for t in range(1, 7)]
     assert spent[0] == spent[2] < spent[3] == spent[5]
@@ -348,7 +348,7 @@ def test_a_strategy_from_a_file_is_used_and_named(corpus, tmp_path):
     serialization.save(tmp_path / "strategy.json", strategy)
     options = {"strategy": str(tmp_path / "strategy.json"), "buffers": None, "num_rounds": 2}
     config = toy_run.config(corpus, **options)
-    assert config.mechanism == "blt"  # The default, which a file overrules.
+    assert config.privacy.mechanism == "blt"  # The default, which a file overrules.
     results = run.train(config, tmp_path / "run")
     derived = json.loads((tmp_path / "run" / "config.json").read_text())["derived"]
     assert derived["strategy"] == strategy.to_dict()

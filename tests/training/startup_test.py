@@ -17,8 +17,8 @@ _NUM_PARAMETERS = 10_000
 
 def _plan(**options):
     defaults = {"mechanism": "identity", "num_rounds": 16, "clients_per_round": 5, "min_sep": 4}
-    config = config_lib.TrainingConfig(**(defaults | options))
-    return config.privacy().plan(100, _NUM_PARAMETERS)
+    config = config_lib.TrainingConfig.of(**(defaults | options))
+    return config.request().plan(100, _NUM_PARAMETERS)
 
 
 def test_the_epsilon_to_come_is_that_of_all_rounds():
@@ -152,4 +152,4 @@ def test_a_missing_package_is_found_before_anything_is_read(monkeypatch, tmp_pat
     monkeypatch.setitem(sys.modules, package, None)
     options = {"data": str(tmp_path / "none.jsonl"), "noise_multiplier": 1.0, **option}
     with pytest.raises(validation.UsageError, match=f"needs {package}, which is not installed"):
-        opening.open_run(config_lib.TrainingConfig(**options), tmp_path / "run")
+        opening.open_run(config_lib.TrainingConfig.of(**options), tmp_path / "run")

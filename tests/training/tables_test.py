@@ -60,9 +60,9 @@ def test_all_forms_of_a_table_give_the_same_run(corpus, rows, tmp_path, monkeypa
         ("t.jsonl", {"user_column": "who", "text_column": "said"}),
         ("t.parquet", {}),
     ):
-        changed = dataclasses.replace(config, data=name, **options)
+        changed = config.changed(data=name, **options)
         run.train(changed, tmp_path / "runs" / name, progress=said.append)
-    run.train(dataclasses.replace(config, data="docs"), tmp_path / "runs" / "rows", rows=iter(rows))
+    run.train(config.changed(data="docs"), tmp_path / "runs" / "rows", rows=iter(rows))
     for name in ("t.jsonl", "t.parquet", "rows"):
         _assert_same(tmp_path / "runs" / name, tmp_path / "runs" / "1.csv,2.csv")
     assert any("users are in the column 'author', texts in 'body'" in line for line in said)
@@ -75,7 +75,8 @@ def test_a_run_on_rows_goes_on_with_the_same_rows_only(corpus, rows, tmp_path):
     config = toy_run.config(corpus, data="mine", num_rounds=4, stop_at_accuracy=1e-6)
     run.train(config, tmp_path / "run", rows=rows)  # Stops at the first evaluation.
     assert manifest.read(tmp_path / "run").config["data"] == "mine"
-    assert "rows=..." in custom_models.resume_command(config.model, tmp_path / "run", "mine")
+    model = config.language.model
+    assert "rows=..." in custom_models.resume_command(model, tmp_path / "run", "mine")
     assert len(run.train(None, tmp_path / "run", rows=rows).rows) == 3
     with pytest.raises(ValueError, match=r"was in memory: give it again.*rows=\.\.\."):
         run.train(None, tmp_path / "run")
@@ -88,19 +89,19 @@ def test_a_run_on_rows_goes_on_with_the_same_rows_only(corpus, rows, tmp_path):
 
 def test_pretraining_takes_rows_and_later_runs_recognise_them(corpus, rows, tmp_path):
     public = pretraining.PretrainingConfig(epochs=1)
-    other = toy_run.config(corpus, data="docs")
+    other = toy_run.config(corpus, data="docs").language
     quiet = {"progress": lambda line: None}
     pretraining.pretrain(public, other, tmp_path / "pre", rows=rows, **quiet)
     record = json.loads((tmp_path / "pre" / warm_start.RECORD).read_text())
     assert record["source"] == "public rows, declared public by the operator"
     config = toy_run.config(corpus, initial_weights=str(tmp_path / "pre"))
     with pytest.raises(ValueError, match="public rows', the very text that this run protects"):
-        run.train(dataclasses.replace(config, data="mine"), tmp_path / "run", rows=rows)
+        run.train(config.changed(data="mine"), tmp_path / "run", rows=rows)
     # And rows of the users to be protected are refused, wherever their texts are now.
     protected = jsonl.read(corpus / "users.jsonl")
     again = [(user, text) for user in protected.user_ids for text in protected.examples(user)]
     with pytest.raises(ValueError, match="'public rows' .* has texts of theirs"):
-        pretraining.read(public, toy_run.config(corpus), rows=again)
+        pretraining.read(public, toy_run.config(corpus).language, rows=again)
     text = pretraining.read(public, other, rows=rows)
     with pytest.raises(ValueError, match="Give text or rows, not both"):
         pretraining.pretrain(public, other, tmp_path / "x", text=text, rows=rows)
@@ -110,7 +111,7 @@ def test_pretraining_takes_rows_and_later_runs_recognise_them(corpus, rows, tmp_
 def test_rows_that_weights_were_pretrained_on_are_refused(corpus, rows, tmp_path):
     _write_csv(tmp_path / "t.csv", rows)
     public = pretraining.PretrainingConfig(data=str(tmp_path / "t.csv"), epochs=1)
-    other = toy_run.config(corpus, data="docs")
+    other = toy_run.config(corpus, data="docs").language
     pretraining.pretrain(public, other, tmp_path / "pre", progress=lambda line: None)
     config = toy_run.config(corpus, data="mine", initial_weights=str(tmp_path / "pre"))
     text = corpus_lib.read(config.part(corpus_lib.TextOptions), rows=rows)
@@ -174,7 +175,7 @@ def test_what_an_unbegun_run_left_is_used_or_removed(corpus, rows, tmp_path, mon
     _write_csv(path, rows)
     config = toy_run.config(corpus, data=str(path), num_rounds=1, deterministic_noise_seed=None)
     monkeypatch.setattr(grouping, "_IN_MEMORY", 500)
-    corpus_lib.read_users(config.part(corpus_lib.UserOptions), cache=private / "texts.sqlite")
+    corpus_lib.read_users(config.text, cache=private / "texts.sqlite")
     made = (private / "texts.sqlite").stat().st_ino
     (private / "checkpoints").mkdir()
     (private / "checkpoints" / "round_00000000_old.npz").write_text("of nothing")
@@ -210,8 +211,8 @@ def test_n_grams_of_a_large_corpus_are_counted_on_a_sample_that_is_named(rows, m
 
 def test_who_is_kept_for_a_test_can_be_trained_on_with_tables(corpus, rows):
     def users(**options):
-        config = config_lib.TrainingConfig(data="mine", mechanism="none", **options)
-        return corpus_lib.read_users(config.part(corpus_lib.UserOptions), rows=rows)
+        config = config_lib.TrainingConfig.of(data="mine", mechanism="none", **options)
+        return corpus_lib.read_users(config.text, rows=rows)
 
     usual, more = users(), users(train_on_test_users=True)
     assert set(more.train.user_ids) == {*usual.train.user_ids, *usual.test.user_ids}

@@ -30,7 +30,7 @@ def _build(data, **options):
     vocabulary = data.with_name("words.txt")
     vocabulary.write_text("the\nfront\nend\nbecause\ntests\nisn't\n.\n-\n")
     defaults = {"data": str(data), "vocabulary": str(vocabulary), "mechanism": "none"}
-    config = config_lib.TrainingConfig(**defaults | options)
+    config = config_lib.TrainingConfig.of(**defaults | options)
     text = corpus.read(config.part(corpus.TextOptions))
     return task.build_language_task(config.part(task.TaskOptions), text)
 

@@ -75,7 +75,7 @@ def corpus(tmp_path_factory):
 
 def config(corpus: pathlib.Path, **options: Any) -> config_lib.TrainingConfig:
     """A run of a second or two a round; its noise can be drawn again."""
-    return config_lib.TrainingConfig(
+    return config_lib.TrainingConfig.of(
         **{
             "data": str(corpus / "users.jsonl"),
             "vocabulary": str(corpus / "words.txt"),
@@ -157,7 +157,7 @@ def _train(corpus, options, folder):
             patch.setattr(committed_rounds.CommittedRounds, "commit", kept)
             patch.chdir(corpus)
             own = config(pathlib.Path("."), **options)
-            assert own.data == "users.jsonl"
+            assert own.language.data == "users.jsonl"
             results = run.train(own, folder / "run", progress=lines.append)
     finally:
         os.umask(before)

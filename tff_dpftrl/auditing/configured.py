@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -29,19 +29,23 @@ from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, sampled_privacy
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import corpus, process
 
+if TYPE_CHECKING:
+    from tff_dpftrl.runtime.tasks import task_config
+
 _SIZE = 680  # Of each tensor: 500 canaries have a coordinate in it, and a fifth of it is quiet.
 _MOST_CANARIES = 150
 _FEWEST_CANARIES = 20
 _REAL_CLIENTS = 4
 _MOST_ROUNDS = 60
 
+_Config: TypeAlias = "config_lib.TrainingConfig | task_config.TaskConfig"
 _Plan: TypeAlias = (
     "dp_ftrl_privacy.DpFtrlPlan | amplified_privacy.AmplifiedPlan | sampled_privacy.SampledPlan"
 )
 
 
 def audit_config(
-    config: config_lib.TrainingConfig,
+    config: _Config,
     *,
     num_clients: int | None = None,
     trials: int = defaults.TRIALS,
@@ -67,12 +71,13 @@ def audit_config(
     largest chance that a correct config is called violated.
     """
     progress = progress or (lambda line: None)
-    corpus.require_packages(vars(config))
-    config = dataclasses.replace(config, deterministic_noise_seed=None)
+    corpus.require_packages(config.to_dict())
+    if isinstance(config, config_lib.TrainingConfig):
+        config = config.changed(deterministic_noise_seed=None)
     if num_clients is None:
-        num_clients = len(corpus.read_users(config.part(corpus.UserOptions)).train)
+        num_clients = len(corpus.read_users(config.text).train)
     shapes = _shapes(config)
-    plan = config.privacy().plan(num_clients, _num_weights(shapes))
+    plan = config.request().plan(num_clients, _num_weights(shapes))
     if not plan.has_guarantee:
         raise validation.UsageError(
             "config promises nothing: it has no noise. Give it a mechanism and noise_multiplier "
@@ -81,13 +86,14 @@ def audit_config(
     return _audit(config, plan, shapes, trials, rounds, error_rate, progress)
 
 
-def _shapes(config: config_lib.TrainingConfig) -> list[list[int]]:
+def _shapes(config: _Config) -> list[list[int]]:
     """Returns small shapes of the ranks that the tensors of the config's model have."""
     ranks: Sequence[int] = (1, 2)
-    if config.model != table.CUSTOM:
+    language = config.language
+    if language.model != table.CUSTOM:
         # Number and ranks of the tensors do not depend on vocabulary and sequence length.
         model = table.build(
-            config.model, vocabulary_size=100, sequence_length=4, **config.model_sizes
+            language.model, vocabulary_size=100, sequence_length=4, **language.model_sizes
         )
         ranks = [len(shape) for shape in model.weight_shapes.values()]
     weights_of_canaries = directions.COORDINATES_EACH * _MOST_CANARIES
@@ -100,7 +106,7 @@ def _num_weights(shapes: Sequence[Sequence[int]]) -> int:
 
 
 def _audit(
-    config: config_lib.TrainingConfig,
+    config: _Config,
     plan: _Plan,
     shapes: Sequence[Sequence[int]],
     trials: int,
@@ -111,7 +117,7 @@ def _audit(
     """Does the audits of a plan."""
     num_parties = len(getattr(config, "noise_parties", ()))
     error_rate /= 3.0 if num_parties else 2.0
-    built = process.build_aggregation(config.learning, plan)
+    built = process.build_aggregation(config.rules, plan)
     progress(f"The aggregator: {trials} games of {min(rounds, plan.num_rounds)} rounds.")
     games = aggregator_lib.audit_aggregator(
         built,
@@ -130,7 +136,7 @@ def _audit(
         progress("The noise parties, against a server with all devices but one in league.")
         of_parties = _noise_parties(config, plan, shapes, num_parties, error_rate)
     game_findings, trade_off = games.findings, games.trade_off
-    if config.model == table.CUSTOM:
+    if config.language.model == table.CUSTOM:
         says = "They are not in the config: a vector and a matrix are played with in their place."
         of_model = audit_report.Finding("the tensors of the custom model", "not tested", says)
         game_findings = (of_model, *game_findings)
@@ -138,17 +144,16 @@ def _audit(
         game_findings = _without_bounds(game_findings)
         trade_off = run.trade_off
     others = [one.name for one in plan.others]
-    if config.metrics_epsilon is not None or config.metrics_share is not None:
-        others.append(parts.METRICS)
-    if config.num_evaluations:
-        others.append(parts.EVALUATION)
-    name = config.algorithm
+    if isinstance(config, config_lib.TrainingConfig):
+        others += [parts.METRICS] if config.releases.has_metrics else []
+        others += [parts.EVALUATION] if config.num_evaluations else []
+    algorithm = name = config.privacy.algorithm
     ranks = sorted({len(shape) for shape in shapes})
     tensors = f"{len(shapes)} small tensors of ranks {', '.join(map(str, ranks))}"
     if not isinstance(plan, sampled_privacy.SampledPlan):
         name = plan.strategy.name
     return audit_report.AuditReport(
-        subject=f"what the config runs: {config.algorithm}, {name}, {plan.num_clients} users, "
+        subject=f"what the config runs: {algorithm}, {name}, {plan.num_clients} users, "
         f"{tensors}, and {run.subject}",
         claim=_claim_of(plan, plan.declared),
         findings=game_findings + run.findings + of_parties + audit_report.untested(others),
@@ -158,14 +163,14 @@ def _audit(
 
 
 def _noise_parties(
-    config: config_lib.TrainingConfig,
+    config: _Config,
     plan: _Plan,
     shapes: Sequence[Sequence[int]],
     num_parties: int,
     error_rate: float,
 ) -> tuple[audit_report.Finding, ...]:
     """Audits the noise parties of a task, on a grid with room for their noise."""
-    private_round = process.build_aggregation(config.learning, plan).private_round
+    private_round = process.build_aggregation(config.rules, plan).private_round
     multiplier = getattr(private_round, "update_noise_multiplier", private_round.noise_multiplier)
     encoding = grid.for_bits(
         _num_weights(shapes),
@@ -176,7 +181,7 @@ def _noise_parties(
         ),
     )
     plan = dataclasses.replace(plan, encoding=encoding)
-    private_round = process.build_aggregation(config.learning, plan).private_round
+    private_round = process.build_aggregation(config.rules, plan).private_round
     noise = party_noise.PartyNoise(private_round, shapes, encoding)
     # Imported here: it needs `cryptography`, which a machine that trains may not have.
     from tff_dpftrl.auditing import served_noise
@@ -187,7 +192,7 @@ def _noise_parties(
 
 
 def _short_run(
-    config: config_lib.TrainingConfig,
+    config: _Config,
     plan: _Plan,
     shapes: Sequence[Sequence[int]],
     built: rounds_lib.Aggregation,
@@ -206,9 +211,10 @@ def _short_run(
     if isinstance(plan, sampled_privacy.SampledPlan):
         most_clients = mechanism_lib.Mechanism.of(built).most_clients
         room = most_clients and max(1, most_clients - _REAL_CLIENTS)
-    momentum = config.server_momentum if config.server_optimizer == "momentum" else 0.0
+    learning, starts = config.learning, config.privacy.starts(plan.num_rounds)
+    momentum = learning.server_momentum if learning.server_optimizer == "momentum" else 0.0
     cohorts = functools.partial(_real_clients, _num_weights(shapes))
-    with training.runnable(process.build_round(plan, config.learning, canaries.model)) as runs:
+    with training.runnable(process.build_round(plan, config.rules, canaries.model)) as runs:
         short_run = training.audit_training(
             runs,
             canaries=canaries,
@@ -227,7 +233,7 @@ def _short_run(
             progress=progress,
         )
         played, _ = short_run.findings[0].covers
-        later = _later_rounds(config, plan.num_rounds, after=max(played.indices, default=0))
+        later = _later_rounds(starts, plan.num_rounds, after=max(played.indices, default=0))
         once = dataclasses.replace(plan.declared, max_participations=1)
         single = training.audit_single_rounds(
             runs,
@@ -236,7 +242,7 @@ def _short_run(
             claim=_claim_of_known(plan, once),
             cohorts=cohorts,
             server_momentum=momentum,
-            server_restarts=config.server_restarts,
+            server_restarts=config.rules.server_restarts,
             game=training.CanaryGame(most_canaries=room, error_rate=error_rate / 2.0),
             progress=progress,
         )
@@ -256,11 +262,11 @@ def _without_bounds(findings: Sequence[audit_report.Finding]) -> tuple[audit_rep
     )
 
 
-def _later_rounds(config: config_lib.TrainingConfig, num_rounds: int, after: int) -> list[int]:
+def _later_rounds(starts: Sequence[int], num_rounds: int, after: int) -> list[int]:
     """Returns rounds to play alone: around powers of two, two restarts, and the last one."""
     last = min(num_rounds, aggregator_lib.MOST_ROUNDS_WITHOUT_CLIENTS) - 1
     powers = [2**k for k in range(last.bit_length())]
-    restarts = [t for t in config.starts if after < t <= last]
+    restarts = [t for t in starts if after < t <= last]
     begun = {*powers, *restarts[:1], *restarts[-1:]}
     return sorted(t for t in {last, *begun, *(t - 1 for t in begun)} if after < t <= last)
 

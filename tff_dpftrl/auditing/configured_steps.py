@@ -43,7 +43,7 @@ def audit_config(
     progress = progress or (lambda line: None)
     corpus.require_packages(vars(config))
     if num_users is None:
-        num_users = len(corpus.read_users(config.part(corpus.UserOptions)).train)
+        num_users = len(corpus.read_users(config.text).train)
     config = dataclasses.replace(
         config,
         deterministic_noise_seed=None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import pathlib
 import sys
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from tff_dpftrl import validation
 from tff_dpftrl.auditing import defaults
 from tff_dpftrl.cli import output
+from tff_dpftrl.training import composed, custom_models
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import custom_models
 from tff_dpftrl.training import options as options_lib
 
 if TYPE_CHECKING:
@@ -180,7 +179,7 @@ def _of_config(args: argparse.Namespace) -> audit_report.AuditReport:
     kind = args.kind or _kind_of(values)
     config = options_lib.config_from_mapping(values, args.config, _config_classes()[kind])
     if isinstance(config, config_lib.TrainingConfig):
-        custom_models.refuse_missing(config.model, None)
+        custom_models.refuse_missing(config.language.model, None)
     if kind == "finetune" and args.trials is not None:
         raise validation.UsageError(
             "--trials is for games: steps of fine-tuning are compared exactly, leave it out."
@@ -195,14 +194,16 @@ def _of_config(args: argparse.Namespace) -> audit_report.AuditReport:
         )
     from tff_dpftrl.auditing import configured
 
-    clients = config.num_devices if kind == "task" and args.clients is None else args.clients
+    clients = (
+        config.serving.num_devices if kind == "task" and args.clients is None else args.clients
+    )
     games = {} if args.trials is None else {"trials": args.trials}
     return configured.audit_config(
         config, num_clients=clients, progress=_progress, **games, **rates
     )
 
 
-def _config_classes() -> dict[str, type]:
+def _config_classes() -> dict[str, type[composed.Options]]:
     """Returns the class of the options of each command."""
     from tff_dpftrl.finetuning import config as finetuning_config
     from tff_dpftrl.runtime.tasks import task_config
@@ -214,7 +215,7 @@ def _config_classes() -> dict[str, type]:
 def _kind_of(values: Mapping[str, Any]) -> str:
     """Returns the first command that has all options of a file, or the first one of all."""
     for kind, config_class in _config_classes().items():
-        if values.keys() <= {field.name for field in dataclasses.fields(config_class)}:
+        if values.keys() <= config_class.known():
             return kind
     return _KINDS[0]
 

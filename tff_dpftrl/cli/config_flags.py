@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from tff_dpftrl import validation
 from tff_dpftrl.data import sources, tables
+from tff_dpftrl.training import composed, language_config
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import language_config
 from tff_dpftrl.training import options as options_lib
 from tff_dpftrl.training import placement as placement_lib
 
@@ -44,7 +44,7 @@ _TABLE = [field.name for field in dataclasses.fields(tables.TableOptions)]
 
 def add_config(
     parser: argparse.ArgumentParser,
-    kind: type[language_config.TextConfig] = config_lib.TrainingConfig,
+    kind: type[composed.Options] = config_lib.TrainingConfig,
 ) -> None:
     """Adds --config, which names the package's configs that are of a class."""
     names = ", ".join(options_lib.built_in_configs(kind))
@@ -54,7 +54,7 @@ def add_config(
 
 def add_folder_and_source(
     parser: argparse.ArgumentParser,
-    kind: type[language_config.TextConfig] = config_lib.TrainingConfig,
+    kind: type[composed.Options] = config_lib.TrainingConfig,
 ) -> None:
     """Adds what says where a run's results go, and where its options, of a class, come from."""
     # Not required by argparse, so that one message names everything that is missing.
@@ -69,10 +69,10 @@ def add_folder_and_source(
 
 def add_options(
     parser: argparse.ArgumentParser,
-    kind: type[language_config.TextConfig] = config_lib.TrainingConfig,
+    kind: type[composed.Options] = config_lib.TrainingConfig,
     *,
-    besides: type[language_config.TextConfig] | None = None,
-    also: type[language_config.TextConfig] | None = None,
+    besides: type[composed.Options] | None = None,
+    also: type[composed.Options] | None = None,
     condition: str = "",
 ) -> None:
     """Adds the flags of all fields of a config, in groups; those not given have no attribute.
@@ -81,16 +81,15 @@ def add_options(
     choices of options of the same names in `also`, too. `condition` follows the name of each group.
     """
     groups: dict[str, argparse._ArgumentGroup] = {}
-    hints = typing.get_type_hints(kind)
-    others = typing.get_type_hints(also) if also else {}
-    known = {field.name for field in dataclasses.fields(besides)} if besides else ()
-    for field in dataclasses.fields(kind):
-        if field.name in known:
+    others = composed.options_of(also) if also else {}
+    known = composed.options_of(besides) if besides else ()
+    for name, (field, hint) in composed.options_of(kind).items():
+        if name in known:
             continue
         group = field.metadata["group"] + condition
         if group not in groups:
             groups[group] = parser.add_argument_group(group)
-        add_flag(groups[group], field, hints[field.name], others.get(field.name))
+        add_flag(groups[group], field, hint, others[name].hint if name in others else None)
 
 
 def add_flag(
@@ -151,10 +150,9 @@ def _number_or_word(words: Sequence[str], text: str) -> int | str:
 
 def add_table_options(group: argparse._ArgumentGroup) -> None:
     """Adds the flags that `table_options` reads."""
-    hints = typing.get_type_hints(language_config.TextConfig)
-    for field in dataclasses.fields(language_config.TextConfig):
-        if field.name in _TABLE:
-            add_flag(group, field, hints[field.name])
+    for name, (field, hint) in composed.options_of(language_config.TextConfig).items():
+        if name in _TABLE:
+            add_flag(group, field, hint)
 
 
 def add_placement(group: argparse._ArgumentGroup) -> None:
@@ -174,10 +172,10 @@ def add_placement(group: argparse._ArgumentGroup) -> None:
 
 def given_options(
     args: argparse.Namespace,
-    kind: type[language_config.TextConfig] = config_lib.TrainingConfig,
+    kind: type[composed.Options] = config_lib.TrainingConfig,
 ) -> dict[str, object]:
     """Values of the flags of `add_options` that were given, by field."""
-    names = {field.name for field in dataclasses.fields(kind)}
+    names = composed.options_of(kind)
     return {name: value for name, value in vars(args).items() if name in names}
 
 

@@ -463,7 +463,7 @@ def _users(args: argparse.Namespace) -> example_sampling.Users:
     from tff_dpftrl.training import corpus
 
     text = language_config.TextConfig(args.data, **_given_text_options(args))
-    return example_sampling.of_text(corpus.read_users(text.part(corpus.UserOptions)).train)
+    return example_sampling.of_text(corpus.read_users(text.text).train)
 
 
 def _given_text_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
         options.setdefault("vocabulary", _text_of(config))
     elif not args.config and options.get("tokenizer") != "checkpoint":  # Nothing else is known.
         options.setdefault("vocabulary", "english")
-    shared = language_config.LanguageConfig(**options).with_absolute_paths()
+    shared = language_config.LanguageConfig.of(**options).with_absolute_paths()
     print("Reading the text ...", file=sys.stderr)
     text = pretraining.read(config, shared)
     print("Loading TensorFlow ...", file=sys.stderr)

@@ -325,7 +325,9 @@ def run(args: argparse.Namespace) -> int:
     folder.keep_plan_keys(keys)
     sizes = {name: 0.0 for name in args.population}
     for task in tasks:
-        sizes[task.population] = max(sizes[task.population], task.folder.config.num_devices or 0)
+        sizes[task.population] = max(
+            sizes[task.population], task.folder.config.serving.num_devices or 0
+        )
     settings = serving.Settings(
         address=args.address,
         status_address=args.status_address,

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import pathlib
 import shlex
 import sys
-import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +14,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.cli import config_flags
 from tff_dpftrl.cli import output as output_lib
 from tff_dpftrl.runtime.tasks import task_config
+from tff_dpftrl.training import composed
 from tff_dpftrl.training import options as options_lib
 
 _DESCRIPTION = """\
@@ -95,12 +94,7 @@ examples:
   tff-dpftrl audit --run nwp_records
 """
 
-_HIDDEN = (
-    *task_config.MEANINGLESS,
-    *("algorithm", "sampling", "estimator", "per_layer_clipping", "clip_norm_schedule"),
-    *("eval_every", "max_users"),
-    "train_on_test_users",
-)
+_HIDDEN = ("algorithm", "eval_every", "max_users", "train_on_test_users")
 
 
 def add_parser(subparsers) -> None:
@@ -166,13 +160,12 @@ def _add_new(parts) -> None:
         "committed. The plan then says so.",
     )
     groups: dict[str, argparse._ArgumentGroup] = {}
-    hints = typing.get_type_hints(task_config.TaskConfig)
-    for field in dataclasses.fields(task_config.TaskConfig):
-        if field.name not in _HIDDEN:
+    for name, (field, hint) in composed.options_of(task_config.TaskConfig).items():
+        if name not in _HIDDEN:
             group = field.metadata["group"]
             if group not in groups:
                 groups[group] = parser.add_argument_group(group)
-            config_flags.add_flag(groups[group], field, hints[field.name])
+            config_flags.add_flag(groups[group], field, hint)
 
 
 def _add_review(parts) -> None:
@@ -341,7 +334,7 @@ def _new(args: argparse.Namespace) -> int:
     folders = [(pathlib.Path(f"{output}{suffix}"), options) for suffix, options in group]
     for folder, options in folders:
         task_folder.check_is_free(folder)
-        corpus.require_packages(vars(options))
+        corpus.require_packages(options.to_dict())
     _progress("Loading TensorFlow ...")
     from tff_dpftrl.runtime.tasks import making
 
@@ -354,7 +347,9 @@ def _new(args: argparse.Namespace) -> int:
             made = making.make_evaluation(of, options, folder, key, built=built, progress=_progress)
         print(f"The task {made.name!r} is in {folder}/: see its README.md.")
     names = " ".join(f"--task {shlex.quote(str(folder))}" for folder, _ in folders)
-    print(f"Serve it with:\n  tff-dpftrl serve --population {config.population} {names} ...")
+    print(
+        f"Serve it with:\n  tff-dpftrl serve --population {config.serving.population} {names} ..."
+    )
     return 0
 
 
@@ -363,7 +358,7 @@ def _evaluating(config: task_config.TaskConfig, flags: dict[str, Any]) -> task_c
     values = {**config.to_dict(), "task": "", "max_epsilon": None, "weight": 1.0}
     values |= {"min_sep": None, "max_participations": None, "least_group": None}
     values |= {"expect": None, **flags}
-    return task_config.TaskConfig(**values)
+    return task_config.TaskConfig.of(**values)
 
 
 def _grid(text: str) -> tuple[str, list[Any]]:

@@ -76,7 +76,7 @@ def _leave_cores_to_clients(config: config_lib.TrainingConfig) -> None:
 
     # In another program TensorFlow may work already, with threads of that program's choice.
     with contextlib.suppress(RuntimeError):
-        execution.limit_operation_threads(config.clients_per_round)
+        execution.limit_operation_threads(config.learning.clients_per_round)
 
 
 def what_is_left(args: argparse.Namespace, command: str = "train", unit: str = "round") -> str:

@@ -11,7 +11,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.finetuning import group_size as group_sizes
 from tff_dpftrl.mechanisms import table
 from tff_dpftrl.runs import metrics_share
-from tff_dpftrl.training import language_config
+from tff_dpftrl.training import composed, language_config
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import statement
@@ -31,7 +31,7 @@ NoiseGenerator = Literal["philox", "secure"]
 
 _AMPLIFIED = ("cyclic", "bins")
 
-_option = language_config.option
+_option = composed.option
 
 _POSITIVE = ("group_size_epsilon", "max_epsilon", "metrics_epsilon", "target_epsilon")
 
@@ -320,7 +320,7 @@ class FinetuningConfig(language_config.TextConfig):
         validation.learning_rate("learning_rate", self.learning_rate)
         if self.clip_norm is not None:
             validation.clip_norm("clip_norm", self.clip_norm)
-        metrics_share.check(self)
+        metrics_share.check(self.budget_shares, self.metrics_epsilon, self.target_epsilon)
         if self.held_out_users == "protected" and self.stop_at_accuracy is not None:
             raise validation.UsageError(
                 f"stop_at_accuracy={self.stop_at_accuracy:g} would end the run by exact figures of "

@@ -70,7 +70,7 @@ def open_run(
             corpus.check_on_disk(config.data, resume_command(output, config.data))
         progress("Reading the data ...")
         text = corpus.read_users(
-            config.part(corpus.UserOptions),
+            config.text,
             rows=rows,
             cache=output / manifest.TEXTS_CACHE,
             notice=progress,

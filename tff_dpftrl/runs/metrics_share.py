@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tff_dpftrl import validation
 
 _NAME = "metrics"  # Of the share.
@@ -18,9 +16,9 @@ def of(shares: str | None) -> float | None:
     return budget_shares.parse(shares).get(_NAME)
 
 
-def check(config: Any) -> None:
+def check(shares: str | None, epsilon: float | None, whole: float | None) -> None:
     """Refuses an ε beside a share, a share without a whole, or an ε that leaves nothing of it."""
-    share, epsilon, whole = of(config.budget_shares), config.metrics_epsilon, config.target_epsilon
+    share = of(shares)
     if share is not None and epsilon is not None:
         raise validation.UsageError(
             f"metrics_epsilon={epsilon:g} and budget_shares metrics={share:g} say two things of "

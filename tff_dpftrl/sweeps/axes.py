@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from tff_dpftrl import validation
 from tff_dpftrl.sweeps import kinds
-from tff_dpftrl.training import language_config
+from tff_dpftrl.training import composed
 
 Value = str | int | float | bool | None
 """Value of one option in one cell; None if it is not given."""
@@ -70,7 +70,7 @@ def parse(
 
 
 def _field(name: str, synonyms: Mapping[str, str], kind: kinds.RunKind) -> str:
-    known = kind.config_class.__dataclass_fields__
+    known = composed.options_of(kind.config_class)
     wanted = name.replace("-", "_")
     wanted = synonyms.get(wanted, wanted)
     if wanted in known:
@@ -82,8 +82,7 @@ def _field(name: str, synonyms: Mapping[str, str], kind: kinds.RunKind) -> str:
 
 
 def _values(name: str, text: str, kind: kinds.RunKind) -> list[Value]:
-    field = kind.config_class.__dataclass_fields__[name]
-    hint = typing.get_type_hints(kind.config_class)[name]
+    field, hint = composed.options_of(kind.config_class)[name]
     types_of_value = [hint]
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         types_of_value = [each for each in typing.get_args(hint) if each is not type(None)]
@@ -127,7 +126,7 @@ def _value(name: str, text: str, type_of_value: typing.Any, kind: kinds.RunKind)
         raise validation.UsageError(
             f"--over {name} must be among {', '.join(choices)}; got {text!r}.{remedy}"
         )
-    return language_config.absolute_path(name, text)
+    return composed.absolute_path(name, text)
 
 
 def _same(one: Value, other: Value) -> bool:
@@ -156,7 +155,7 @@ def in_name(value: Value) -> str:
 def short(name: str, value: Value) -> str:
     """Returns a value for people: for a file only the last part of its path."""
     text = shown(value)
-    files = language_config.FILES
+    files = composed.FILES
     is_path = value is not None and name in files and text not in files[name]
     return text.rpartition("/")[2] if is_path else text
 

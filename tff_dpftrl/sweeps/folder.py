@@ -25,7 +25,7 @@ from tff_dpftrl.runs import joint_runs, manifest
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import kinds
-from tff_dpftrl.training import language_config
+from tff_dpftrl.training import composed
 
 FORMAT = 1
 """Raise it when a sweep that was begun before can no longer be continued."""
@@ -120,14 +120,14 @@ def _fixed(options: Mapping[str, Any], axes: axes_lib.Axes) -> dict[str, Any]:
 
 
 def _absolute(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: language_config.absolute_path(name, value) for name, value in options.items()}
+    return {name: composed.absolute_path(name, value) for name, value in options.items()}
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any], kind: kinds.RunKind) -> list[str]:
-    fields = kind.config_class.__dataclass_fields__
+    known = composed.options_of(kind.config_class)
     differences = []
     for name in sorted(then.keys() | now.keys()):
-        default = fields[name].default if name in fields else None
+        default = known[name].field.default if name in known else None
         old, new = then.get(name, default), now.get(name, default)
         if old != new:
             differences.append(f"{name}: {axes_lib.shown(old)} → {axes_lib.shown(new)}")

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import override
 
 from tff_dpftrl import validation
+from tff_dpftrl.data import tables
 from tff_dpftrl.finetuning import config as finetuning_config
 from tff_dpftrl.runs import manifest
+from tff_dpftrl.training import composed, custom_models, metrics_columns, warm_start
 from tff_dpftrl.training import config as training_config
-from tff_dpftrl.training import custom_models, language_config, metrics_columns, warm_start
 from tff_dpftrl.training import options as options_lib
 from tff_dpftrl.training import placement as placement_lib
 
@@ -35,7 +36,7 @@ class RunKind(abc.ABC):
 
     name: ClassVar[str]
     command: ClassVar[str]
-    config_class: ClassVar[type[language_config.TextConfig]]
+    config_class: ClassVar[type[composed.Options]]
     unit: ClassVar[str]
     flag: ClassVar[str]
 
@@ -56,19 +57,21 @@ class RunKind(abc.ABC):
 
     def begun_config(self, options: Mapping[str, Any], source: str) -> Any:
         """Builds the config of a run from the options in its manifest, perhaps an earlier one."""
-        return self.config(language_config.begun(options), source)
+        self.refuse_others(options, source)
+        return options_lib.begun_from_mapping(options, source, self.config_class)
 
     def length(self, config: Any) -> int:
         """Returns the number of rounds or steps of a run."""
-        return getattr(config, f"num_{self.unit}s")
+        return config.to_dict()[f"num_{self.unit}s"]
 
     def check(self, config: Any, placement: placement_lib.Placement) -> None:
         """Refuses, without reading the text, options that the command would refuse."""
         from tff_dpftrl.training import corpus
 
-        corpus.require_packages(vars(config))
-        if config.initial_weights is not None:
-            warm_start.find(config.initial_weights)
+        options = config.to_dict()
+        corpus.require_packages(options)
+        if options["initial_weights"] is not None:
+            warm_start.find(options["initial_weights"])
 
     @abc.abstractmethod
     def figures(self, known: manifest.Manifest) -> released_metrics.Figures:
@@ -112,7 +115,7 @@ class _Training(RunKind):
 
     @override
     def check(self, config, placement):
-        custom_models.refuse_missing(config.model, None)
+        custom_models.refuse_missing(config.language.model, None)
         placement.check()
         super().check(config, placement)
 
@@ -128,7 +131,7 @@ class _Training(RunKind):
 
         num_users = functools.cache(lambda options: len(corpus.read(options).train))
         # Cells that differ in their noise alone have the same text.
-        return lambda config: config.privacy().check(
+        return lambda config: config.request().check(
             num_users(config.part(corpus.TextOptions).without_noise())
         )
 
@@ -140,9 +143,8 @@ class _Training(RunKind):
         plans = {}
 
         def planned(config):
-            users = num_users(config.part(corpus.UserOptions))
-            released = config.metrics_epsilon, config.metrics_share, config.num_evaluations
-            key = repr((config.privacy(), released, users))
+            users = num_users(config.text)
+            key = repr((config.request(), config.releases, config.num_evaluations, users))
             if key not in plans:
                 plans[key] = config.plan(users, num_parameters=1)  # ε does not depend on them.
             return plans[key]
@@ -153,12 +155,12 @@ class _Training(RunKind):
     def begun_plan(self, known, output):
         config, facts = options_lib.of_manifest(known, output), known.facts
         users, size = facts["training_users"], facts["num_parameters"]
-        return config.privacy().resumed(users, size, known.derived)
+        return config.request().resumed(users, size, known.derived)
 
     @override
     def process_group(self, config):
         # TensorFlow's threads, whose number is set once, depend on the clients of a round.
-        return config.clients_per_round
+        return config.learning.clients_per_round
 
 
 class _Finetuning(RunKind):
@@ -190,7 +192,7 @@ class _Finetuning(RunKind):
         compared = set()
 
         def check(config):
-            options, folder = config.part(corpus.UserOptions), config.initial_folder
+            options, folder = config.text, config.initial_folder
             text = read(options)
             if (config.cohort_size or 0) > len(text.train):
                 raise validation.UsageError(
@@ -199,7 +201,9 @@ class _Finetuning(RunKind):
                 )
             if (options, folder) not in compared:
                 users = (text.train, text.validation, text.test)
-                warm_start.refuse_protected(folder, config.data, options, users)
+                warm_start.refuse_protected(
+                    folder, config.data, config.part(tables.TableOptions), users
+                )
                 compared.add((options, folder))
 
         return check
@@ -213,7 +217,7 @@ class _Finetuning(RunKind):
         plans = {}
 
         def planned(config):
-            users = config.part(corpus.UserOptions)
+            users = config.text
             released = config.metrics_epsilon, config.budget_shares
             sampling = config.part(choosing.SamplingOptions)
             key = repr((users, sampling, config.initial_folder, released))
@@ -235,7 +239,7 @@ class _Finetuning(RunKind):
 
 
 def _options(kind: RunKind) -> Mapping[str, Any]:
-    return kind.config_class.__dataclass_fields__
+    return composed.options_of(kind.config_class)
 
 
 TRAINING, FINETUNING = _Training(), _Finetuning()
@@ -243,6 +247,6 @@ KINDS: Mapping[str, RunKind] = {kind.name: kind for kind in (TRAINING, FINETUNIN
 """All kinds, by name."""
 
 
-def of(config: language_config.TextConfig) -> RunKind:
+def of(config: composed.Options) -> RunKind:
     """Returns the kind of the runs that have a config."""
     return next(kind for kind in KINDS.values() if isinstance(config, kind.config_class))

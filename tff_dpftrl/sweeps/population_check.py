@@ -16,7 +16,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import child, kinds
-from tff_dpftrl.training import language_config
+from tff_dpftrl.training import composed
 
 
 def check(cells: Sequence[cells_lib.Cell]) -> dict[str, str]:
@@ -40,7 +40,7 @@ def check(cells: Sequence[cells_lib.Cell]) -> dict[str, str]:
     return answer
 
 
-def first_error(configs: Sequence[language_config.TextConfig]) -> dict[str, int | str] | None:
+def first_error(configs: Sequence[composed.Options]) -> dict[str, int | str] | None:
     """Returns index ("cell") and message ("error") of the first config that cannot run, or None."""
     check_text = kinds.of(configs[0]).text_check()
     for index, config in enumerate(configs):
@@ -51,7 +51,7 @@ def first_error(configs: Sequence[language_config.TextConfig]) -> dict[str, int 
     return None
 
 
-def digests(configs: Sequence[language_config.TextConfig]) -> dict[str, str]:
+def digests(configs: Sequence[composed.Options]) -> dict[str, str]:
     """Returns the digests of what configs read, as `corpus.planned` returns them."""
     from tff_dpftrl.training import corpus
 
@@ -59,8 +59,8 @@ def digests(configs: Sequence[language_config.TextConfig]) -> dict[str, str]:
     found: dict[str, str] = {}
     seen = set()
     for config in configs:
-        options = config.part(corpus.UserOptions)
-        key = options, *(getattr(config, name, None) for name in language_config.FILES)
+        options, flat = config.text, config.to_dict()
+        key = options, *(flat.get(name) for name in composed.FILES)
         if key not in seen:
             seen.add(key)
             text = read(options)
@@ -69,7 +69,7 @@ def digests(configs: Sequence[language_config.TextConfig]) -> dict[str, str]:
 
 
 def _main() -> None:
-    configs = [kinds.KINDS[kind].config_class(**values) for kind, values in json.load(sys.stdin)]
+    configs = [kinds.KINDS[kind].config_class.of(**values) for kind, values in json.load(sys.stdin)]
     print(json.dumps(first_error(configs) or digests(configs)))
 
 

@@ -92,7 +92,8 @@ def read(output: pathlib.Path, cell: cells_lib.Cell) -> CellResult:
     statement = _json(folder, path.name) if state == "finished" else {}
     privacy_statement.refuse_edited(statement, path)
     parameters = statement.get("parameters", {})
-    noise_multiplier = 0.0 if cell.config.mechanism == "none" else cell.config.noise_multiplier
+    options = cell.config.to_dict()
+    noise_multiplier = 0.0 if options["mechanism"] == "none" else options["noise_multiplier"]
     if noise_multiplier is None:
         calibrated = parameters.get("noise_multiplier")
         noise_multiplier = parameters.get("simulated_noise_multiplier", calibrated)
@@ -103,7 +104,7 @@ def read(output: pathlib.Path, cell: cells_lib.Cell) -> CellResult:
         rows=metrics_log.read_rows(folder, cell.kind.length(cell.config)),
         epsilon=statement.get("epsilon"),
         simulated_epsilon=parameters.get("simulated_epsilon"),
-        delta=statement.get("delta", cell.config.delta),
+        delta=statement.get("delta", options["delta"]),
         noise_multiplier=noise_multiplier,
         baselines=_json(folder, "private/baselines.json"),
         code_version=_json(folder, "config.json").get("versions", {}).get("tff_dpftrl"),

@@ -20,7 +20,7 @@ from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.sweeps import cell_worker
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import folder as folder_lib
-from tff_dpftrl.training import language_config
+from tff_dpftrl.training import composed
 
 Command = Callable[[cells_lib.Cell, pathlib.Path], Sequence[str]]
 """Function from a cell and its folder to the command line that runs it."""
@@ -42,13 +42,11 @@ def command_of(
     return [*PROGRAM, cell.kind.command, *options, *placement_flags, f"--output={folder}"]
 
 
-def flags(config: language_config.TextConfig) -> list[str]:
+def flags(config: composed.Options) -> list[str]:
     """Returns the flags of a config: all but the defaults."""
-    given = []
-    for field in dataclasses.fields(config):
-        value, flag = getattr(config, field.name), field.name.replace("_", "-")
-        if value == field.default:
-            continue
+    given, values = [], config.to_dict()
+    for name in config.given():
+        value, flag = values[name], name.replace("_", "-")
         if isinstance(value, bool):
             given.append(f"--{flag}" if value else f"--no-{flag}")
         else:

@@ -41,7 +41,7 @@ from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import folder as folder_lib
 from tff_dpftrl.sweeps import selection_plan
-from tff_dpftrl.training import corpus, language_config, warm_start
+from tff_dpftrl.training import composed, language_config, warm_start
 
 DIVERGED = "outcome.json"
 """Name of the only file of a winner that diverged."""
@@ -92,7 +92,7 @@ class Selection:
         options: dict[str, Any] = {"delta": self.plan.run_delta}
         if self.plan.run_targets[index] is not None:
             options["target_epsilon"] = self.plan.run_targets[index]
-        config = dataclasses.replace(cell.config, **options)
+        config = cell.config.changed(**options)
         return cells_lib.Cell({"run": number, **cell.values}, config)
 
 
@@ -115,56 +115,57 @@ def exists(output: pathlib.Path) -> bool:
 
 def refuse(cells: Sequence[cells_lib.Cell], score_text: str) -> None:
     """Refuses cells that one ε cannot cover when one of them is chosen."""
-    for cell in cells:
-        for name, why in _reasons(cell.config):
+    found = [cell.config.to_dict() for cell in cells]
+    for cell, options in zip(cells, found, strict=True):
+        for name, why in _reasons(cell.config, options):
             raise validation.UsageError(
                 f"The cell {axes_lib.label(cell.values)} has {name}, which does not go with "
                 f"--select: {why}, or sweep without --select."
             )
-        if score_text == selection_plan.METRICS and not _releases_metrics(cell.config):
+        if score_text == selection_plan.METRICS and not _releases_metrics(options):
             raise validation.UsageError(
                 f"The cell {axes_lib.label(cell.values)} releases no metrics within its ε, and "
                 "--select metrics scores by them: give --metrics-epsilon, or name a public text."
             )
-    first = cells[0].config
+    first = found[0]
     shared = {"target_epsilon", "delta"}
-    shared |= {field.name for field in dataclasses.fields(corpus.UserOptions)}
+    shared |= language_config.TextConfig.known()
     for name in sorted(shared):
-        for cell in cells:
-            if getattr(cell.config, name) != getattr(first, name):
+        for options in found:
+            if options[name] != first[name]:
                 raise validation.UsageError(
                     f"--select needs the same {name} in all cells, since the statement of the best "
                     f"run has one ε, at one δ, for the users of one text; got "
-                    f"{axes_lib.shown(getattr(first, name))} and "
-                    f"{axes_lib.shown(getattr(cell.config, name))}: leave it out of --over."
+                    f"{axes_lib.shown(first[name])} and {axes_lib.shown(options[name])}: leave it "
+                    "out of --over."
                 )
 
 
-def _releases_metrics(config: Any) -> bool:
-    share = metrics_share.of(config.budget_shares)
-    return config.metrics_epsilon is not None or share is not None
+def _releases_metrics(options: Mapping[str, Any]) -> bool:
+    share = metrics_share.of(options["budget_shares"])
+    return options["metrics_epsilon"] is not None or share is not None
 
 
-def _reasons(config: Any) -> list[tuple[str, str]]:
+def _reasons(config: Any, options: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Returns the options of a cell that are refused, and why."""
     found = [
         (name, f"{why}; leave it out")
         for name, why in _REFUSED.items()
-        if getattr(config, name, None) is not None
+        if options.get(name) is not None
     ]
-    if config.mechanism == "none" or config.noise_multiplier == 0.0:
+    if options["mechanism"] == "none" or options["noise_multiplier"] == 0.0:
         found.append(("no noise", "the best run would have no guarantee; give each cell noise"))
-    if getattr(config, "vocabulary", None) == "private":
+    if options.get("vocabulary") == "private":
         found.append(
             ("vocabulary 'private'", "ε does not cover its words; take 'dp' or public ones")
         )
-    if config.delta is None:
+    if options["delta"] is None:
         found.append(("no delta", "what the choice costs depends on it; give --delta"))
     if getattr(config, "chooses_median", False) or getattr(config, "splits_budget", False):
         found.append(("no group_size", "each run would look for its own; give --group-size"))
-    if config.clip_norm is None:
+    if options["clip_norm"] is None:
         found.append(("no clip_norm", "each run would look for its own; give --clip-norm"))
-    initial = config.initial_weights
+    initial = options["initial_weights"]
     if initial is not None and earlier_runs.is_run(warm_start.run_folder(pathlib.Path(initial))):
         found.append(
             (
@@ -188,13 +189,13 @@ def open_or_draw(
     """
     joint_runs.refuse_lost_record(output)
     if score_text != selection_plan.METRICS:
-        score_text = language_config.absolute_path("data", score_text)
+        score_text = composed.absolute_path("data", score_text)
     asked = {
         **definition,
         "axes": [[name, values] for name, values in definition["axes"].items()],  # In their order.
         "score_text": score_text,
         "num_runs": dataclasses.asdict(runs),
-        "delta": cells[0].config.delta,
+        "delta": cells[0].config.to_dict()["delta"],
     }
     if exists(output):
         found = json_text.read_object(output / joint_runs.RECORD, remedy="Restore it.")
@@ -334,7 +335,7 @@ def _scores(
     request = {
         "folders": [str(folder) for folder in folders],
         "text": score_text,
-        "protected": dataclasses.asdict(cell.config.part(corpus.UserOptions)),
+        "protected": cell.config.text.to_dict(),
     }
     answer = selection_plan.ask("tff_dpftrl.training.public_score", request)
     if answer["digest"] != chosen.plan.score_digest:

@@ -126,19 +126,20 @@ def planned(
 
     Returns the plan; or None, the index of the first config that cannot be run, and the reason.
     """
-    target, delta = configs[0].target_epsilon, configs[0].delta
+    first = configs[0].to_dict()
+    target, delta = first["target_epsilon"], first["delta"]
     wanted = None if target is None else selection.targets(target, delta, num_runs)
     run_delta = delta / num_runs.expected
     targets: list[float | None] = []
     costs: list[list[dict[str, Any]]] = []
     runs: dict[int, selection.EpsilonOfRun] = {}  # By their plan, which many cells may share.
     for index, config in enumerate(configs):
-        config = dataclasses.replace(config, delta=run_delta)
+        config = config.changed(delta=run_delta)
         try:
             if wanted is not None:
                 largest = _largest_target(config, wanted, planner)
-                config = dataclasses.replace(config, target_epsilon=largest)
-            targets.append(config.target_epsilon)
+                config = config.changed(target_epsilon=largest)
+            targets.append(config.to_dict()["target_epsilon"])
             privacy = planner(config)
         except ValueError as error:
             return None, index, str(error)
@@ -168,7 +169,7 @@ def _largest_target(config: Any, wanted: selection.Targets, planner: Callable[[A
     """
 
     def suffices(target: float) -> bool:
-        asked = dataclasses.replace(config, target_epsilon=target)
+        asked = config.changed(target_epsilon=target)
         return wanted.are_met_by(_epsilon_of(planner(asked)))
 
     low = high = wanted.tail[0]
@@ -208,14 +209,14 @@ def _check_runs(
 def _plan(
     kind: str, configs: list[dict[str, Any]], num_runs: dict[str, Any], score_text: str
 ) -> Mapping[str, Any]:
-    from tff_dpftrl.training import corpus, public_score
+    from tff_dpftrl.training import public_score
 
     runs = kinds.KINDS[kind]
-    made = [runs.config_class(**values) for values in configs]
+    made = [runs.config_class.of(**values) for values in configs]
     score_digest = None
     try:
         if score_text != METRICS:
-            text = public_score.read(score_text, made[0].part(corpus.UserOptions))
+            text = public_score.read(score_text, made[0].text)
             score_digest = text.digest()
     except ValueError as error:
         return {"cell": None, "error": str(error)}

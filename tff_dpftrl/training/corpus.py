@@ -30,40 +30,24 @@ from tff_dpftrl.data import (
     vocabulary_file,
 )
 from tff_dpftrl.runs import joint_runs, manifest, statement_subject
-from tff_dpftrl.training import language_config
+from tff_dpftrl.training import composed, language_config
 
 # Files of a model in a folder, in the layout of this package and in that of Hugging Face.
 _OF_MODEL = ("model.npz", "vocabulary.json", "tokenizer.json", "config.json", "*.safetensors")
 
-_Config = TypeVar("_Config", bound=language_config.TextConfig)
+_Config = TypeVar("_Config", bound=composed.Options)
 
 
 @dataclasses.dataclass(frozen=True)
-class UserOptions(tables.TableOptions):
-    """Options of the users and their text; `TextConfig` says what each means."""
+class TextOptions(language_config.VocabularyConfig):
+    """Options of text and vocabulary; `TrainingConfig` says what the further ones mean."""
 
-    data: str
-    pretokenized: bool
-    sqlite_text_feature: str
-    sqlite_split: str | None
-    max_users: int | None
-    train_on_test_users: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class TextOptions(UserOptions):
-    """Options of text and vocabulary; `TrainingConfig` says what each means."""
-
-    tokenizer: str | None
-    vocabulary: str | None
-    vocabulary_size: int | None
-    lower_case: bool
-    base_vocabulary: str | None
-    target_epsilon: float | None
-    delta: float
-    budget_shares: str | None
-    deterministic_noise_seed: int | None
-    held_out_users: str
+    base_vocabulary: str | None = None
+    target_epsilon: float | None = None
+    delta: float = 0.0
+    budget_shares: str | None = None
+    deterministic_noise_seed: int | None = None
+    held_out_users: str = "public"
 
     def without_noise(self) -> TextOptions:
         """Returns options of the same users and public words, by which nothing is counted."""
@@ -131,7 +115,7 @@ def require_packages(options: Mapping[str, Any]) -> None:
 
 
 def read_users(
-    options: UserOptions,
+    options: language_config.TextConfig,
     *,
     rows: Any = None,
     cache: pathlib.Path | None = None,
@@ -150,7 +134,7 @@ def read_users(
             rows,
             options.data,
             pretokenized=options.pretokenized,
-            table=options,
+            table=options.part(tables.TableOptions),
             cache=place,
             notice=notice,
             rows_per_owner=rows_per_owner,
@@ -170,23 +154,19 @@ def read_users(
 
 
 def planned(
-    config: language_config.TextConfig, train: user_text.UserText, held_out: user_text.UserText
+    config: composed.Options, train: user_text.UserText, held_out: user_text.UserText
 ) -> dict[str, str]:
     """Computes the digests of what a run reads, for `check_planned` in other runs of a sweep.
 
     They are those of users and texts, by the options that name them, and of other files by path.
     """
-    config = config.with_absolute_paths().with_defaults()
-    default = language_config.TextConfig()
-    text = {
-        field.name: getattr(config, field.name)
-        for field in dataclasses.fields(UserOptions)
-        if getattr(config, field.name) != getattr(default, field.name)
-    }
+    flat = config.with_absolute_paths().with_defaults().to_dict()
+    default = language_config.TextConfig().to_dict()
+    text = {name: flat[name] for name, value in default.items() if flat[name] != value}
     digests = {json.dumps(text): manifest.identity([train.digest(), held_out.digest()])}
-    for name in language_config.FILES:
-        value = getattr(config, name, None)
-        if name != "data" and value not in (None, *language_config.FILES[name]):
+    for name in composed.FILES:
+        value = flat.get(name)
+        if name != "data" and value not in (None, *composed.FILES[name]):
             for path in _files_of(pathlib.Path(value)):
                 digests[str(path)] = statement_subject.sha256(path)
     return digests
@@ -201,7 +181,7 @@ def _files_of(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def check_planned(
-    config: language_config.TextConfig,
+    config: composed.Options,
     output: pathlib.Path,
     train: user_text.UserText,
     held_out: user_text.UserText,
@@ -218,9 +198,9 @@ def named(config: _Config | None, text: Any, rows: Any) -> _Config | None:
         return config
     if text is not None:
         raise validation.UsageError("Give text or rows, not both: rows become text.")
-    if config.data != language_config.TextConfig.data:
+    if config.to_dict()["data"] != language_config.TextConfig.data:
         return config
-    return dataclasses.replace(config, data="rows")
+    return config.changed(data="rows")
 
 
 def check_named(data: str, train: user_text.UserText) -> None:
@@ -265,7 +245,7 @@ def _check_users(
 
 
 def _load_corpus(
-    options: UserOptions,
+    options: language_config.TextConfig,
     cache: grouping.Cache,
     notice: tables.Notice,
     rows_per_owner: int | None,
@@ -284,7 +264,7 @@ def _load_corpus(
             pretokenized=options.pretokenized,
             sqlite_text_feature=options.sqlite_text_feature,
             sqlite_split=options.sqlite_split,
-            table=options,
+            table=options.part(tables.TableOptions),
             cache=cache,
             progress=show,
             notice=notice,
@@ -335,7 +315,7 @@ def _read_base(options: TextOptions, protected: user_text.UserText) -> vocabular
 
 
 def public_vocabulary(
-    options: TextOptions | language_config.LanguageConfig,
+    options: TextOptions | language_config.VocabularyConfig,
     protected: user_text.UserText | None = None,
 ) -> vocabulary.Vocabulary:
     """Reads, counts or learns a vocabulary of public text.

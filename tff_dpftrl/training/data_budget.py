@@ -315,7 +315,7 @@ class _Corpus:
 
     def __init__(self, data: str):
         self._data = data
-        self._users: dict[corpus.UserOptions, str | None] = {}
+        self._users: dict[language_config.TextConfig, str | None] = {}
 
     def is_named(self, named: str) -> bool:
         """Returns whether a name in options is that of the corpus, or of a copy."""
@@ -355,10 +355,10 @@ class _Corpus:
         of_part = {name: getattr(language_config.TextConfig, name) for name in _OF_PART}
         whole = dataclasses.replace(own, **of_part)
         ways = own, dataclasses.replace(whole, split=table_files.ALL), whole
-        found = {self._identity(options.part(corpus.UserOptions)) for options in ways}
+        found = {self._identity(options.text) for options in ways}
         return users in found or (None if found == {None} else False)
 
-    def _identity(self, options: corpus.UserOptions) -> str | None:
+    def _identity(self, options: language_config.TextConfig) -> str | None:
         """Returns the digest of the users of the corpus; None if it cannot be read so."""
         if options not in self._users:
             try:

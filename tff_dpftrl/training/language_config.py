@@ -9,21 +9,20 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-import sys
-import typing
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
+
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.data import subwords, table_files, vocabulary_file
 from tff_dpftrl.data import vocabulary as vocabulary_lib
 from tff_dpftrl.models import table as model_table
+from tff_dpftrl.training import composed
+from tff_dpftrl.training.composed import option
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
     from typing_extensions import Self
-
-_Part = TypeVar("_Part", bound="DataclassInstance")
 
 Tokenizer = Literal["words", "wordpiece", "sentencepiece", "checkpoint"]
 
@@ -39,24 +38,6 @@ _MODEL_SIZES = {
     "num_key_value_heads": "num_key_value_heads",
     "feed_forward_size": "feed_forward_size",
 }
-
-FILES = {
-    "data": ("docs",),
-    "vocabulary": (None, "docs", "english", "private", vocabulary_lib.DP),
-    "base_vocabulary": (None, "docs", "english", vocabulary_lib.NO_BASE),
-    "strategy": (None,),
-    "initial_weights": (None,),
-    "proxy_data": ("standard-library",),
-    "build": (None,),
-}
-"""Options that name files, and those of their values that do not."""
-
-
-def option(default: Any, help: str, group: str, minimum: float | None = None) -> Any:
-    """Makes a field of a config, with its meaning and group in `--help`, and its smallest value."""
-    return dataclasses.field(
-        default=default, metadata={"help": help, "group": group, "minimum": minimum}
-    )
 
 
 def _defaults(name: str) -> str:
@@ -75,7 +56,7 @@ def _size(help: str, name: str) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class TextConfig:
+class TextConfig(composed.Options):
     """Text by user.
 
     Attributes carry their meaning, unit and group in their field metadata, which is what
@@ -138,34 +119,10 @@ class TextConfig:
         "data",
     )
 
-    def __post_init__(self):
-        hints = typing.get_type_hints(type(self))
-        for field in dataclasses.fields(self):
-            value = _convert(field.name, getattr(self, field.name), hints[field.name])
-            minimum = field.metadata["minimum"]
-            if minimum is not None and value is not None and not value >= minimum:
-                raise validation.UsageError(
-                    f"{field.name} must be at least {minimum:g}, got {value!r}."
-                )
-            object.__setattr__(self, field.name, value)
-
-    def with_absolute_paths(self) -> Self:
-        """Returns a config with files that can be found from every folder."""
-        names = (field.name for field in dataclasses.fields(self))
-        paths = {n: absolute_path(n, getattr(self, n)) for n in names if n in FILES}
-        return dataclasses.replace(self, **paths)
-
-    def with_defaults(self) -> Self:
-        """Returns a config that names what follows from other options."""
-        return self
-
-    def part(self, kind: type[_Part]) -> _Part:
-        """Returns the options that are the fields of `kind`, as an instance of it."""
-        return kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(kind)})
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns all fields, as JSON-compatible values."""
-        return dataclasses.asdict(self)
+    @property
+    def text(self) -> TextConfig:
+        """The options of the text alone."""
+        return self.part(TextConfig)
 
 
 def begun(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,8 +136,8 @@ def begun(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclasses.dataclass(frozen=True)
-class LanguageConfig(TextConfig):
-    """Text by user, its vocabulary and the model of it."""
+class VocabularyConfig(TextConfig):
+    """Text by user, and its vocabulary."""
 
     tokenizer: Tokenizer | None = option(
         None,
@@ -215,6 +172,36 @@ class LanguageConfig(TextConfig):
         True, "Lower-case the text; a checkpoint's tokenizer.json says itself what it does.", "data"
     )
     sequence_length: int = option(20, "Number of tokens in a training sequence.", "data", 1)
+
+    @override
+    def with_defaults(self) -> Self:
+        """Returns options that name their vocabulary, so that no default changes."""
+        source, size = self.vocabulary_source(), self.vocabulary_size
+        if size is None and not vocabulary_file.is_of_model(source):
+            size = vocabulary_lib.DEFAULT_SIZE
+        return dataclasses.replace(self, vocabulary=source, vocabulary_size=size)
+
+    def vocabulary_source(self) -> str:
+        """Returns the source of the vocabulary, also if it follows from other options."""
+        if self.vocabulary is not None:
+            if self.tokenizer == "checkpoint" and not vocabulary_file.is_of_model(self.vocabulary):
+                raise validation.UsageError(
+                    f"vocabulary must be a tokenizer.json with tokenizer 'checkpoint', got "
+                    f"{self.vocabulary!r}."
+                )
+            return self.vocabulary
+        if self.tokenizer == "checkpoint":
+            raise validation.UsageError(
+                "tokenizer 'checkpoint' needs a tokenizer: name the tokenizer.json of a checkpoint "
+                "as vocabulary, or the checkpoint's folder as initial_weights."
+            )
+        is_learned = self.tokenizer not in (None, "words")
+        return "docs" if self.data == "docs" or is_learned else "english"
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageConfig(VocabularyConfig):
+    """Text by user, its vocabulary and the model of it."""
 
     model: Model = option(
         "word-lstm",
@@ -269,70 +256,19 @@ class LanguageConfig(TextConfig):
         given = {size: getattr(self, name) for name, size in _MODEL_SIZES.items()}
         return {size: value for size, value in given.items() if value is not None}
 
-    def part(self, kind: type[_Part]) -> _Part:
-        """Returns the options that are the fields of `kind`, with those that follow from others."""
-        return super(LanguageConfig, self.with_defaults()).part(kind)
-
+    @override
     def with_defaults(self) -> Self:
-        """Returns a config that names its vocabulary and all sizes, so that no default changes."""
-        source, size = self._vocabulary_source(), self.vocabulary_size
-        if size is None and not vocabulary_file.is_of_model(source):
-            size = vocabulary_lib.DEFAULT_SIZE
-        return dataclasses.replace(
-            self, vocabulary=source, vocabulary_size=size, **self._all_model_sizes()
-        )
+        """Returns options that name their vocabulary and all sizes, so that no default changes."""
+        sizes = {}
+        if self.model != model_table.CUSTOM:
+            known = {**model_table.MODELS[self.model].sizes, **self.model_sizes}
+            sizes = {name: known[size] for name, size in _MODEL_SIZES.items() if size in known}
+        return dataclasses.replace(super().with_defaults(), **sizes)
 
-    def _vocabulary_source(self) -> str:
-        if self.vocabulary is not None:
-            if self.tokenizer == "checkpoint" and not vocabulary_file.is_of_model(self.vocabulary):
-                raise validation.UsageError(
-                    f"vocabulary must be a tokenizer.json with tokenizer 'checkpoint', got "
-                    f"{self.vocabulary!r}."
-                )
-            return self.vocabulary
-        if self.initial_weights is not None:
+    @override
+    def vocabulary_source(self) -> str:
+        if self.vocabulary is None and self.initial_weights is not None:
             folder = pathlib.Path(self.initial_weights).expanduser()
             names = (vocabulary_file.NAME, subwords.NAME)
             return str(folder / next((n for n in names if (folder / n).exists()), names[0]))
-        if self.tokenizer == "checkpoint":
-            raise validation.UsageError(
-                "tokenizer 'checkpoint' needs a tokenizer: name the tokenizer.json of a checkpoint "
-                "as vocabulary, or the checkpoint's folder as initial_weights."
-            )
-        is_learned = self.tokenizer not in (None, "words")
-        return "docs" if self.data == "docs" or is_learned else "english"
-
-    def _all_model_sizes(self) -> dict[str, Any]:
-        if self.model == model_table.CUSTOM:
-            return {}
-        sizes = {**model_table.MODELS[self.model].sizes, **self.model_sizes}
-        return {name: sizes[size] for name, size in _MODEL_SIZES.items() if size in sizes}
-
-
-def _convert(name: str, value: Any, hint: Any) -> Any:
-    """Checks `value` against the field's type; numbers may arrive as int for float."""
-    alternatives = typing.get_args(hint) if typing.get_origin(hint) is not Literal else (hint,)
-    alternatives = alternatives or (hint,)
-    if value is None and type(None) in alternatives:
-        return None
-    for kind in alternatives:
-        if typing.get_origin(kind) is Literal:
-            if value in typing.get_args(kind):
-                return value
-            choices = ", ".join(typing.get_args(kind))
-            raise validation.UsageError(f"{name} must be one of {choices}; got {value!r}.")
-        if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-            if not abs(value) <= sys.float_info.max:  # An integer of TOML may be larger.
-                raise validation.UsageError(f"{name} must be finite, got {str(value)[:50]}.")
-            return float(value)
-        if kind is not type(None) and type(value) is kind:
-            return value
-    expected = " or ".join(k.__name__ for k in alternatives if k is not type(None))
-    raise validation.UsageError(f"{name} must be of type {expected}, got {value!r}.")
-
-
-def absolute_path(name: str, value: Any) -> Any:
-    """Returns the value of an option; if it names a file, as an absolute path."""
-    if name not in FILES or value in FILES[name]:
-        return value
-    return table_files.absolute(value)
+        return super().vocabulary_source()

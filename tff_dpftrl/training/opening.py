@@ -68,23 +68,25 @@ def open_run(
                 "version of tff-dpftrl does not have: finish it with the version that began it, or "
                 "start a new run."
             )
-        custom_models.check_resumed(config.model, model, model_trained_on, output)
+        custom_models.check_resumed(config.language.model, model, model_trained_on, output)
     else:
         manifest.check_is_free(output)
-        name = custom_models.name_of(config.model, model, model_trained_on)
-        config = dataclasses.replace(config, model=name).with_absolute_paths().with_defaults()
-        if config.initial_weights is not None:
-            if warm_start.find(config.initial_weights).checkpoint is not None:
+        name = custom_models.name_of(config.language.model, model, model_trained_on)
+        config = config.changed(model=name).with_absolute_paths().with_defaults()
+        initial = config.language.initial_weights
+        if initial is not None:
+            if warm_start.find(initial).checkpoint is not None:
                 raise validation.UsageError(
-                    f"initial_weights {config.initial_weights} is a checkpoint in Hugging Face's "
+                    f"initial_weights {initial} is a checkpoint in Hugging Face's "
                     "layout, which tff-dpftrl finetune takes: fine-tune it."
                 )
     placement.check()
-    corpus.require_packages(vars(config))
+    corpus.require_packages(config.to_dict())
     if text is None:
         if known is not None and rows is None:
-            go_on = custom_models.resume_command(config.model, output, config.data)
-            corpus.check_on_disk(config.data, go_on)
+            data = config.language.data
+            go_on = custom_models.resume_command(config.language.model, output, data)
+            corpus.check_on_disk(data, go_on)
         progress("Reading the data ...")
         text_options = config.part(corpus.TextOptions)
         if known is not None:
@@ -96,15 +98,15 @@ def open_run(
             notice=progress,
         )
     elif known is None:
-        corpus.check_named(config.data, text.train)
-        if config.vocabulary == vocabulary.DP:
+        corpus.check_named(config.language.data, text.train)
+        if config.is_counted:
             raise validation.UsageError(
                 "vocabulary 'dp' has no meaning with text in memory, which has its own words: give "
                 "rows, or leave it out."
             )
     if known is None:  # A run that has begun does not need the strategy's file any more.
         corpus.check_planned(config, output, text.train, text.held_out)
-        config.privacy().check(len(text.train))
+        config.request().check(len(text.train))
     return OpenedRun(output, config, known, text, model, model_trained_on, placement)
 
 

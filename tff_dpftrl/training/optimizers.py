@@ -9,13 +9,14 @@ import tensorflow as tf
 
 from tff_dpftrl.learning import iterate_averaging, optimizer_restarts
 from tff_dpftrl.learning import optimizers as optimizers_lib
-from tff_dpftrl.training import learning_options
+from tff_dpftrl.training import learning_options, noise_options
 
 
 def build_server_optimizer(
-    options: learning_options.LearningOptions,
+    rules: noise_options.RoundRules,
 ) -> optimizers_lib.Optimizer:
     """Builds the server's optimizer, which only post-processes what was noised."""
+    options = rules.learning
     rate = options.server_learning_rate
     match options.server_optimizer:
         case "adam":
@@ -24,8 +25,8 @@ def build_server_optimizer(
             optimizer = optimizers_lib.sgdm(rate, options.server_momentum)
         case "sgd":
             optimizer = optimizers_lib.sgdm(rate)
-    if options.server_restarts:
-        optimizer = optimizer_restarts.restart_at(optimizer, options.server_restarts)
+    if rules.server_restarts:
+        optimizer = optimizer_restarts.restart_at(optimizer, rules.server_restarts)
     if options.server_warmup_rounds or options.server_decay != "none":
         optimizer = optimizers_lib.scheduled(optimizer, functools.partial(_scheduled_rate, options))
     if options.iterate_averaging is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import functools
 import os
@@ -12,10 +11,10 @@ from typing import Any, TypeVar
 
 from tff_dpftrl import validation
 from tff_dpftrl.runs import manifest
+from tff_dpftrl.training import composed, language_config
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import language_config
 
-Config = TypeVar("Config", bound=language_config.TextConfig)
+Config = TypeVar("Config", bound=composed.Options)
 
 # Two ways to specify the noise: one that is given replaces the other.
 _NOISE = {"noise_multiplier": "target_epsilon", "target_epsilon": "noise_multiplier"}
@@ -28,14 +27,23 @@ def config_from_mapping(
 ) -> Config:
     """Builds a config, refusing unknown keys of a source, a file or the command line."""
     check_names(values, source, kind)
-    return kind(**values)
+    return kind.of(**values)
+
+
+def begun_from_mapping(
+    values: Mapping[str, Any], source: str, kind: type[Config] = config_lib.TrainingConfig
+) -> Config:
+    """Builds the config of a begun run, perhaps of an earlier version of this package."""
+    options = language_config.begun(values)
+    check_names(options, source, kind)
+    return kind.of_begun(**options)
 
 
 def check_names(
     values: Mapping[str, Any], source: str, kind: type[Config] = config_lib.TrainingConfig
 ) -> None:
     """Refuses unknown keys; arguments and errors as for `config_from_mapping`."""
-    known = {field.name for field in dataclasses.fields(kind)}
+    known = kind.known()
     unknown = sorted(set(values) - known)
     if unknown:
         if _find(source).parent == _BUILT_IN:
@@ -67,9 +75,9 @@ def overrule(options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
 
 def of_begun_run(values: Mapping[str, Any], source: str) -> config_lib.TrainingConfig:
     """Returns the config of a training run, perhaps of an earlier version of this package."""
-    options = language_config.begun(values)
+    options = dict(values)
     options.pop("engine", None)  # Earlier versions had two.
-    return config_from_mapping(options, source)
+    return begun_from_mapping(options, source)
 
 
 def of_manifest(known: manifest.Manifest, output: pathlib.Path) -> config_lib.TrainingConfig:
@@ -81,13 +89,12 @@ def of_manifest(known: manifest.Manifest, output: pathlib.Path) -> config_lib.Tr
 _BUILT_IN = pathlib.Path(__file__).parent / "configs"
 
 
-def built_in_configs(kind: type[language_config.TextConfig] | None = None) -> tuple[str, ...]:
+def built_in_configs(kind: type[composed.Options] | None = None) -> tuple[str, ...]:
     """Returns the names of the package's configs, sorted; only those with options of `kind`."""
     names = sorted(path.stem for path in _BUILT_IN.glob("*.toml"))
     if kind is None:
         return tuple(names)
-    known = {field.name for field in dataclasses.fields(kind)}
-    return tuple(name for name in names if known.issuperset(_options_of_built_in(name)))
+    return tuple(name for name in names if kind.known().issuperset(_options_of_built_in(name)))
 
 
 @functools.cache

@@ -20,12 +20,12 @@ from tff_dpftrl.private_round import (
     secure_sums,
 )
 from tff_dpftrl.runs import amplified_privacy, dp_ftrl_privacy, privacy, sampled_privacy
-from tff_dpftrl.training import learning_options, optimizers
+from tff_dpftrl.training import noise_options, optimizers
 
 
 def build_round(
     plan: privacy.PrivacyPlan,
-    options: learning_options.LearningOptions,
+    rules: noise_options.RoundRules,
     model: model_lib.Model,
     *,
     metrics: metric_sums.Build = metric_sums.build,
@@ -36,21 +36,21 @@ def build_round(
     """
     return rounds.build_training(
         model,
-        local_update=_local_update(plan, options),
-        aggregation=build_aggregation(options, plan),
-        server_optimizer=optimizers.build_server_optimizer(options),
+        local_update=_local_update(plan, rules),
+        aggregation=build_aggregation(rules, plan),
+        server_optimizer=optimizers.build_server_optimizer(rules),
         metrics=metrics,
     )
 
 
 def _local_update(
-    plan: privacy.PrivacyPlan, options: learning_options.LearningOptions
+    plan: privacy.PrivacyPlan, rules: noise_options.RoundRules
 ) -> local_updates.LocalUpdate:
-    optimizer = optimizers_lib.sgdm(options.client_learning_rate)
+    optimizer = optimizers_lib.sgdm(rules.learning.client_learning_rate)
     if not isinstance(plan, sampled_privacy.SampledPlan):
         return local_updates.FedAvg(optimizer)
     if plan.algorithm == "dp-fedsgd":
-        return local_updates.FedSgd(options.client_learning_rate)
+        return local_updates.FedSgd(rules.learning.client_learning_rate)
     return local_updates.FedAvg(optimizer, _clipping(plan))
 
 
@@ -60,7 +60,7 @@ def _clipping(plan: sampled_privacy.SampledPlan) -> clipping.Clipping:
 
 
 def _private_round(
-    plan: privacy.PrivacyPlan, options: learning_options.LearningOptions
+    plan: privacy.PrivacyPlan, rules: noise_options.RoundRules
 ) -> interface.PrivateRound:
     """Builds the mechanism of a plan; which one depends on the class of the plan."""
     if isinstance(plan, sampled_privacy.SampledPlan):
@@ -73,7 +73,7 @@ def _private_round(
             noise_multiplier=plan.noise_multiplier,
             estimator=estimator(plan.sampling_probability, plan.num_clients),
             deterministic_seed=plan.deterministic_seed,
-            secure_noise=options.noise == "secure",
+            secure_noise=rules.secure_noise,
         )
     if not isinstance(plan, dp_ftrl_privacy.DpFtrlPlan | amplified_privacy.AmplifiedPlan):
         raise TypeError(f"There is no round for a {type(plan).__name__}.")
@@ -82,18 +82,18 @@ def _private_round(
         "noise_multiplier": plan.noise_multiplier,
         "clients_per_round": plan.clients_per_round,
         "deterministic_seed": plan.deterministic_seed,
-        "secure_noise": options.noise == "secure",
+        "secure_noise": rules.secure_noise,
         # Noise parties add the noise within secure sums only.
         "noise_parties": 0 if encoding is None else plan.noise_parties,
     }
-    if getattr(plan, "adaptive_clipping", False):
+    if isinstance(adaptive := rules.noise, noise_options.AdaptiveDpFtrl):
         made = adaptive_clipping.AdaptiveClipRound(
             plan.strategy,
             clipping=adaptive_clipping.AdaptiveClipping(
                 initial_clip_norm=plan.clip_norm,
-                target_unclipped_quantile=options.target_unclipped_quantile,
-                clip_learning_rate=options.clip_learning_rate,
-                clipped_count_stddev=options.clipped_count_stddev,
+                target_unclipped_quantile=adaptive.target_unclipped_quantile,
+                clip_learning_rate=adaptive.clip_learning_rate,
+                clipped_count_stddev=adaptive.clipped_count_stddev,
                 # The run has printed this already.
                 only_estimates=not restarts.has_restarts(plan.strategy),
             ),
@@ -114,7 +114,7 @@ def _private_round(
 
 
 def build_aggregation(
-    options: learning_options.LearningOptions, plan: privacy.PrivacyPlan
+    rules: noise_options.RoundRules, plan: privacy.PrivacyPlan
 ) -> rounds.Aggregation:
     """Builds the aggregation of the clients' updates; a plain mean if the plan has no mechanism.
 
@@ -123,7 +123,7 @@ def build_aggregation(
     """
     if getattr(plan, "strategy", plan) is None:
         return aggregation.PlainMean()
-    private_round = _private_round(plan, options)
+    private_round = _private_round(plan, rules)
     encoding = getattr(plan, "encoding", None)
     if encoding is None:
         return aggregation.Aggregation(private_round, report_non_finite_clients=True)

@@ -14,17 +14,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from tff_dpftrl import json_text, validation
-from tff_dpftrl.data import docstrings, sequences, sources, user_text
+from tff_dpftrl.data import docstrings, sequences, sources, tables, user_text
 from tff_dpftrl.models import evaluation
-from tff_dpftrl.training import corpus, pretraining, trained_model
+from tff_dpftrl.training import language_config, pretraining, trained_model
 
 _MOST_SEQUENCES = 4096
 _SEED = 0  # Of the choice of sequences: the same ones for all models of one vocabulary.
 
 
-def read(name: str, protected: corpus.UserOptions) -> user_text.UserText:
+def read(name: str, protected: language_config.TextConfig) -> user_text.UserText:
     """Reads the standard library's docstrings, or a file with no text of the runs' users."""
-    if sources.share_texts(name, protected.data, protected):
+    if sources.share_texts(name, protected.data, protected.part(tables.TableOptions)):
         raise validation.UsageError(
             f"The text that scores the runs, {name!r}, is the text that they protect, a copy of "
             "it, or has texts of its users: score them on public text."
@@ -60,7 +60,7 @@ def bits_per_character(folder: pathlib.Path, text: user_text.UserText) -> float:
 
 
 def _main(folders: Sequence[str], text: str, protected: dict[str, Any]) -> None:
-    public = read(text, corpus.UserOptions(**protected))
+    public = read(text, language_config.TextConfig(**protected))
     scores = [bits_per_character(pathlib.Path(folder), public) for folder in folders]
     print(json.dumps({"scores": scores, "digest": public.digest()}))
 

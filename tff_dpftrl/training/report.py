@@ -43,7 +43,6 @@ from tff_dpftrl.training import options as options_lib
 
 if TYPE_CHECKING:
     from tff_dpftrl.models import evaluation
-    from tff_dpftrl.training import config as config_lib
     from tff_dpftrl.training import text_task
 
 PRETRAINED = "pretrained"
@@ -112,26 +111,28 @@ def report(output: pathlib.Path) -> TrainingResults:
 def reportable(known: manifest.Manifest, output: pathlib.Path) -> prepared.Reportable:
     """Returns what the report on a training run is made of."""
     config = options_lib.of_manifest(known, output)
-    plan = config.privacy().resumed(
+    plan = config.request().resumed(
         known.facts["training_users"], known.facts["num_parameters"], known.derived
     )
-    return of_training_run(config, known, plan, output)
+    return of_training_run(config.part(ReportOptions), known, plan, output)
 
 
 def of_training_run(
-    config: config_lib.TrainingConfig,
+    options: ReportOptions,
     known: manifest.Manifest,
     plan: privacy.FederatedPlan,
     output: pathlib.Path,
 ) -> prepared.Reportable:
     """Returns what the report on a training run is made of."""
     return of_run(
-        config.part(ReportOptions),
+        options,
         known,
         plan,
         unit="round",
         exact=privacy.TRAINING_METRICS_NOT_COVERED,
-        go_on=custom_models.resume_command(config.model, output, config.data),
+        go_on=custom_models.resume_command(
+            known.facts["model"]["model"], output, known.config["data"]
+        ),
         figures=functools.partial(figures_of, known),
         evaluation=functools.partial(evaluation_of, known),
     )

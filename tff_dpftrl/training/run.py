@@ -18,7 +18,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tff_dpftrl.data import tables, vocabulary, vocabulary_file
+from tff_dpftrl.data import tables, vocabulary_file
 from tff_dpftrl.execution import allocator
 from tff_dpftrl.learning import metric_sums
 from tff_dpftrl.models import table
@@ -114,10 +114,10 @@ def train_opened(
 
 def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared.Prepared:
     """Prepares a new run: chooses its initial weights and its noise."""
-    config = opened.config
+    config, language = opened.config, opened.config.language
     # If words were shown before they are kept, starting anew would show two noisy counts.
     held: list[str] = []
-    say = held.append if config.vocabulary == vocabulary.DP else progress
+    say = held.append if config.is_counted else progress
     language_task = _task(opened, say)
     facts: dict[str, Any] = {}
     if opened.model is not None:
@@ -126,23 +126,23 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
             f"Model: your own, of {language_task.model.num_parameters} weights. Text that they "
             f"were trained on: {facts['initial_weights_source']}."
         )
-    if config.initial_weights is not None:
+    if language.initial_weights is not None:
         initial = warm_start.read(
-            pathlib.Path(config.initial_weights),
+            pathlib.Path(language.initial_weights),
             language_task.model,
             language_task.words,
             config.seed,
-            protected=config.data,
-            table=config.part(tables.TableOptions),
+            protected=language.data,
+            table=language.part(tables.TableOptions),
             users=(opened.text.train, opened.text.held_out),
         )
         say(
             f"Initial weights: {initial.source}; it knows {initial.num_known_words} of "
             f"{len(language_task.words.words)} words."
         )
-        folder = pathlib.Path(config.initial_weights).expanduser()
+        folder = pathlib.Path(language.initial_weights).expanduser()
         words = language_task.words
-        if pathlib.Path(config.vocabulary or "").expanduser().parent == folder:
+        if pathlib.Path(language.vocabulary or "").expanduser().parent == folder:
             words, not_covered = warm_start.words_of(words, initial.source, initial.is_public)
             facts |= {"not_covered": not_covered} if not_covered else {}
         language_task = dataclasses.replace(
@@ -163,11 +163,11 @@ def _begun(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepar
     assert known is not None
     language_task = _task(opened, progress)
     remedy = "restore the data"
-    if opened.config.data == "docs":
+    if opened.config.language.data == "docs":
         remedy += " (with data 'docs': the same installed packages)"
     known.check_identities(_identities(opened.config, language_task), remedy=remedy)
     custom_models.check_same(known.facts["model"], language_task.model)
-    plan = opened.config.privacy().resumed(
+    plan = opened.config.request().resumed(
         len(language_task.train.user_ids), language_task.model.num_parameters, known.derived
     )
     return _prepared(opened, known, plan, language_task, progress, progress)
@@ -194,13 +194,15 @@ def _prepared(
     config, num_parameters = opened.config, language_task.model.num_parameters
     for line in startup.describe_plan(plan, num_parameters):
         say(line)
-    reportable = report.of_training_run(config, known, plan, opened.output)
+    reportable = report.of_training_run(
+        config.part(report.ReportOptions), known, plan, opened.output
+    )
     bounds = None if reportable.figures is None else reportable.figures.bounds
     reportable.schedule.check_budget(plan)
     words, is_tokenized = language_task.words, language_task.train.corpus.is_tokenized
 
     def keep_first(output: pathlib.Path) -> None:
-        if config.vocabulary == vocabulary.DP:
+        if config.is_counted:
             path = output / manifest.PRIVATE / vocabulary_file.NAME
             vocabulary_file.write(path, words, words.rule(is_tokenized), private=True)
 
@@ -209,7 +211,7 @@ def _prepared(
         trainer=federated_trainer.open_trainer(
             lambda: process.build_round(
                 plan,
-                config.learning,
+                config.rules,
                 language_task.functional_model(),
                 metrics=functools.partial(metric_sums.build, bounds=bounds),
             ),
@@ -220,8 +222,8 @@ def _prepared(
         ),
         evaluator=report.TextEvaluator(
             language_task,
-            protects_held_out=config.held_out_users == "protected",
-            counts_of_users=language_task.counts_of_users(config.eval_sequences)
+            protects_held_out=config.evaluation.protects_held_out,
+            counts_of_users=language_task.counts_of_users(config.evaluation.eval_sequences)
             if reportable.evaluation is not None
             else None,
         ),
@@ -242,7 +244,9 @@ def _manifest(
     words = language_task.words
     not_covered = [
         *facts.get("not_covered", ()),
-        *report.not_covered_of_held_out(config.held_out_users, released=config.num_evaluations > 0),
+        *report.not_covered_of_held_out(
+            config.evaluation.held_out_users, released=config.num_evaluations > 0
+        ),
     ]
     return manifest.Manifest(
         config=config.to_dict(),

@@ -189,7 +189,7 @@ def test_turns_by_chance_are_consistent_without_the_secret(kind):
 @pytest.mark.parametrize("kind", ["bins", "cyclic"])
 def test_the_noise_of_a_simulation_is_recounted_by_what_its_rounds_expect(kind, tmp_path):
     bands = {} if kind == "bins" else {"bands": 2, "min_sep": 2}
-    config = config_lib.TrainingConfig(
+    config = config_lib.TrainingConfig.of(
         sampling=kind,
         mechanism="identity" if kind == "bins" else "bandtoep",
         noise_multiplier=2.0,
@@ -199,7 +199,7 @@ def test_the_noise_of_a_simulation_is_recounted_by_what_its_rounds_expect(kind, 
         simulate_population=990,
         **bands,
     )
-    plan = config.privacy().plan(53, 10)
+    plan = config.request().plan(53, 10)
     facts = {"training_users": 53}
     public = {"config": config.to_dict(), "derived": plan.derived(), "facts": facts}
     run = records.Records(tmp_path, public, *[None] * 7, unreadable=())

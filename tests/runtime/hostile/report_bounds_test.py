@@ -151,8 +151,9 @@ def test_the_most_that_a_device_can_report_is_finite_and_adds_up(training):
     commit = training.rounds.commit
     reports = training.task.served.task.rounds.wanted
     found = training.task.served.task.server_step.apply(total, reports, commit.model, commit.state)
-    config = training.task.folder.config
-    targets = config.max_sequences_per_client * config.client_epochs * config.sequence_length
+    options = training.task.folder.config.definition
+    rows = options.max_sequences_per_client * options.client_epochs
+    targets = rows * options.sequence_length
     assert found.metrics["client_work/train/num_targets"] == reports * targets
     assert found.metrics["client_work/train/loss"] == pytest.approx(100.0, rel=1e-5)
     assert found.metrics["aggregator/non_finite_clients"] == reports

@@ -107,10 +107,10 @@ def test_evaluation_reports_metrics_of_the_model_in_training(plans):
 @pytest.mark.parametrize("mechanism", [*table.runnable(), "none"])
 def test_every_mechanism_makes_plans(mechanism):
     noise = {} if mechanism == "none" else {"noise_multiplier": 1.0}
-    config = config_lib.TrainingConfig(
+    config = config_lib.TrainingConfig.of(
         num_rounds=8, clients_per_round=3, mechanism=mechanism, min_sep=2, **noise
     )
-    aggregation = process_lib.build_aggregation(config.learning, config.privacy().plan(100, 4))
+    aggregation = process_lib.build_aggregation(config.rules, config.request().plan(100, 4))
     plans = small_tasks.plans(small_tasks.federated_averaging(aggregation))
     verification.check_device_plan(plans.devices[0])
 

@@ -33,7 +33,7 @@ def quick_measurement(monkeypatch):
 
 
 def _config(**changes):
-    return task_config.TaskConfig(
+    return task_config.TaskConfig.of(
         **{
             "population": "tests",
             "num_devices": 400,
@@ -150,7 +150,7 @@ def test_estimates_are_the_histogram_of_all_reports(tmp_path, is_secure):
     if is_secure:
         return
     # ε is that of training with the same noise and participation.
-    plan = _config().privacy().plan(400, 1_000_000)
+    plan = _config().request().plan(400, 1_000_000)
     training = guarantee.dp_ftrl_guarantee(
         plan.strategy,
         noise_multiplier=plan.noise_multiplier,
@@ -252,7 +252,7 @@ def test_noise_of_no_known_error_is_refused(changes, message, tmp_path):
         ({"analytics": "words", "lstm_size": 8}, "lstm_size has no meaning with analytics"),
         (
             {"analytics": "words", "build": "my_task.py:build"},
-            "build has no meaning with analytics",
+            "analytics has no meaning with build",
         ),
     ],
 )

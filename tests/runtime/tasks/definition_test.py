@@ -37,7 +37,7 @@ _PREAMBLE = "from tests.runtime.tasks import sensor_task\n"
 
 
 def _config(**options):
-    return task_config.TaskConfig(
+    return task_config.TaskConfig.of(
         **{
             "build": task_config.IN_MEMORY,
             "population": "tests",
@@ -238,7 +238,7 @@ def test_options_that_a_definition_has_itself_are_refused(name):
     value = {"batch_size": 3, "lstm_size": 3, "shuffle": False}.get(name, "english")
     with pytest.raises(validation.UsageError, match=f"{name} has no meaning with build"):
         _config(**{name: value})
-    assert _config().resolved("task").vocabulary is None
+    assert _config().resolved("task").to_dict()["vocabulary"] is None
 
 
 def test_the_command_refuses_a_bad_definition_before_anything_is_made(tmp_path, capsys):
@@ -288,14 +288,14 @@ def test_rounds_of_devices_are_those_of_the_compiled_simulation(tmp_path, kind):
     device = device_work.DeviceWork(made.devices[0])
     repeated = entropy.Repeated()  # Both have the same noise.
     work = server_work.ServerWork(task_folder.read(tmp_path / "task").server, repeated)
-    plan = made.config.privacy().plan(made.config.num_devices, 57)
+    plan = made.config.request().plan(made.config.serving.num_devices, 57)
     model = own_model.read(
         defined.model, defined.pipeline.batch_spec(), loss=defined.loss, metrics=defined.metrics
     )
     if kind == "variable":
-        simulated = _proximal_round(model, process.build_aggregation(made.config.learning, plan))
+        simulated = _proximal_round(model, process.build_aggregation(made.config.rules, plan))
     else:
-        simulated = process.build_round(plan, made.config.learning, model)
+        simulated = process.build_round(plan, made.config.rules, model)
     compiled = compiled_process.CompiledProcess(simulated, entropy=repeated)
     reference = compiled.initialize()
 
@@ -382,7 +382,7 @@ def test_a_fleet_trains_and_evaluates_it_with_secure_sums(tmp_path):
     made = _make(tmp_path / "own", defined, num_rounds=6, min_sep=1, **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measured_run, "measure", lambda *_: measured_run.Cost(0.1, 0.2, 1000))
-        changed = dataclasses.replace(made.config, task="", num_rounds=2)
+        changed = made.config.changed(task="", num_rounds=2)
         making.make_evaluation(
             made, changed, tmp_path / "watch", small_tasks.KEY,
             progress=lambda line: None, definition=defined,

@@ -15,7 +15,7 @@ def make(tmp_path, monkeypatch):
     monkeypatch.setattr(measured_run, "measure", lambda *_: measured_run.Cost(0.1, 0.2, 1000))
 
     def made(wanted, **options):
-        config = task_config.TaskConfig(
+        config = task_config.TaskConfig.of(
             build=task_config.IN_MEMORY,
             population="tests",
             num_devices=40,

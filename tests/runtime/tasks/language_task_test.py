@@ -9,7 +9,7 @@ def test_a_proxy_gives_its_newest_texts_first(tmp_path):
     for name, texts in (("p", ["one", "two", "three"]), ("d", ["four", "five"])):
         lines = [json.dumps({"user_id": f"{name}{i}", "examples": texts[i:]}) for i in range(2)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    config = task_config.TaskConfig(
+    config = task_config.TaskConfig.of(
         population="toy",
         num_devices=100,
         noise_multiplier=1.0,
@@ -19,4 +19,7 @@ def test_a_proxy_gives_its_newest_texts_first(tmp_path):
         max_examples=2,
         text_feature="said",
     )
-    assert language_task.read_proxies(config) == [[{"said": "three"}, {"said": "two"}]] * 2
+    assert (
+        language_task.read_proxies(config.definition, config.devices.max_examples)
+        == [[{"said": "three"}, {"said": "two"}]] * 2
+    )

@@ -78,7 +78,7 @@ def folder(corpora, lines, tmp_path_factory):
 
 def test_the_plans_follow_from_the_options(folder, lines):
     config, device = folder.config, folder.devices[0]
-    assert (config.task, config.min_sep) == ("toy", 4)  # 400 devices, 65 a round.
+    assert (config.serving.task, config.privacy.min_sep) == ("toy", 4)  # 400 devices, 65 a round.
     assert (device.population, device.task, device.kind) == ("tests", "toy", plan_pb2.TRAINING)
     assert device.selection.collection == "text"
     assert device.selection.max_examples == 200
@@ -244,7 +244,7 @@ def test_order_statistics_are_those_of_the_devices_of_a_round(corpora, tmp_path,
                for text in found.statement.not_covered)  # fmt: skip
     watch = making.make_evaluation(
         made,
-        dataclasses.replace(made.config, task="", min_sep=None, max_participations=None),
+        made.config.changed(task="", min_sep=None, max_participations=None),
         tmp_path / "watch",
         small_tasks.KEY,
         progress=lambda line: None,
@@ -259,16 +259,16 @@ def _with_cache_on_a_host(made):
     config, words = made.config, made.words
     special = metrics.SpecialIds(oov=words.oov, bos=words.bos, eos=words.eos)
     model = table.build(
-        config.model,
+        config.language.model,
         vocabulary_size=words.size,
-        sequence_length=config.sequence_length,
-        **config.model_sizes,
+        sequence_length=config.language.sequence_length,
+        **config.language.model_sizes,
     )
     texts = {str(i): tiny_task.TEXTS[i : i + 3][::-1] for i in range(3)}  # The earliest first.
     of_users = sequences.SequenceCorpus(
         user_text.UserText.from_mapping("test", texts),
         words,
-        sequences.SequenceSpec(config.sequence_length),
+        sequences.SequenceSpec(config.language.sequence_length),
     )
     rows = [of_users.sequences(user) for user in texts]
     users = np.repeat(np.arange(3), [len(one) for one in rows])
@@ -293,8 +293,7 @@ def _with_cache_on_a_host(made):
 
 @pytest.mark.slow
 def test_an_evaluation_takes_the_model_that_is_trained(folder, corpora, tmp_path):
-    config = dataclasses.replace(
-        folder.config,
+    config = folder.config.changed(
         task="",
         clients_per_round=3,
         min_sep=None,
@@ -359,8 +358,8 @@ def test_a_task_and_its_evaluation_show_the_server_sums_of_groups(
         adaptive_clipping=adaptive_clipping,
     )
     made = making.make(config, tmp_path / "toy", small_tasks.KEY, progress=lambda line: None)
-    options = dataclasses.replace(
-        made.config, task="", clients_per_round=4, min_sep=None, max_participations=None
+    options = made.config.changed(
+        task="", clients_per_round=4, min_sep=None, max_participations=None
     )
     watch = making.make_evaluation(
         made, options, tmp_path / "watch", small_tasks.KEY, progress=lambda line: None
@@ -463,7 +462,7 @@ def test_an_averaged_model_is_what_is_released(corpora, tmp_path):
 
 
 def test_options_of_the_folder_can_be_read_again(folder):
-    assert task_config.TaskConfig(**folder.config.to_dict()) == folder.config
+    assert task_config.TaskConfig.of(**folder.config.to_dict()) == folder.config
 
 
 def test_proxies_without_spaces_are_warned_of(tmp_path):
@@ -471,5 +470,5 @@ def test_proxies_without_spaces_are_warned_of(tmp_path):
     users = [{"user_id": f"p{i}", "examples": ["我们在学习"]} for i in range(4)]
     (tmp_path / "public.jsonl").write_text("\n".join(map(json.dumps, users)))
     lines = []
-    language_task.read_public(tiny_task.config(tmp_path), lines.append)
+    language_task.read_public(tiny_task.config(tmp_path).definition, 200, lines.append)
     assert any("sees whole sentences as words" in line for line in lines)

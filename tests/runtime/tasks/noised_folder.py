@@ -78,8 +78,7 @@ def terms(*parties: bytes, adaptive: bool = False):
 
 def write(path, *parties: bytes, adaptive: bool = False, **options) -> task_folder.TaskFolder:
     """Writes the task to a new folder, and reads it."""
-    config = dataclasses.replace(
-        small_folder.CONFIG,
+    config = small_folder.CONFIG.changed(
         mechanism="blt",
         secagg_bits=20,
         secure_aggregation="honest-but-curious",

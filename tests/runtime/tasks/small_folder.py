@@ -27,7 +27,7 @@ from tff_dpftrl.runtime.tasks import terms as terms_lib
 from tff_dpftrl.secure_sums import group, parameters, vectors
 
 SCHEMA = schema_lib.MinSep(num_rounds=6, min_sep=2, max_participations=3)
-CONFIG = task_config.TaskConfig(
+CONFIG = task_config.TaskConfig.of(
     population="tests",
     task="small",
     num_devices=100,

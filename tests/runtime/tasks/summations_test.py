@@ -67,7 +67,7 @@ def _plain_sum(task, reports):
 def test_the_settings_are_those_of_plan_and_options(task):
     demanded, rounds = task.served.task.secure_sum, task.served.task.rounds
     assert (demanded.least_devices, demanded.most_devices, demanded.noised_plans) == (2, 8, b"")
-    assert rounds.secure_step_timeout == small_folder.CONFIG.secure_step_timeout
+    assert rounds.secure_step_timeout == small_folder.CONFIG.sums.secure_step_timeout
     assert (rounds.secure_threshold, demanded.least_neighbours) == (None, None)
     layout = demanded.layout
     assert task.served.largest_report_bytes == vectors.packed_bytes(layout)

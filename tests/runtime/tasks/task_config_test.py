@@ -1,7 +1,5 @@
 """Tests of the options of tasks, and of those that are refused."""
 
-import dataclasses
-
 import pytest
 
 from tff_dpftrl.runtime.tasks import task_config
@@ -17,25 +15,26 @@ _GIVEN = {
 
 
 def _config(**changes):
-    return task_config.TaskConfig(**(_GIVEN | changes))
+    return task_config.TaskConfig.of(**(_GIVEN | changes))
 
 
 def test_rounds_follow_from_the_options():
-    rounds = _config(over_selection=1.25, least_fraction=0.5, reporting_timeout=7).rounds
+    rounds = _config(over_selection=1.25, least_fraction=0.5, reporting_timeout=7).round_settings
     assert (rounds.goal_count, rounds.wanted, rounds.least) == (40, 50, 20)
     assert rounds.reporting_timeout == 7.0
 
 
 def test_what_follows_is_kept(tmp_path):
     resolved = _config().resolved("nwp")
-    assert resolved.task == "nwp"
-    assert resolved.min_sep == 4  # 300 devices, 52 of them in each round, and some to spare.
-    assert resolved.lstm_size == 128
-    assert _config(task="other", min_sep=2).resolved("nwp").task == "other"
-    assert _config(num_devices=52).resolved("nwp").min_sep == 1
-    assert _config(num_devices=10**6).resolved("nwp").min_sep == 50
+    assert resolved.serving.task == "nwp"
+    # 300 devices, 52 of them in each round, and some to spare.
+    assert resolved.privacy.min_sep == 4
+    assert resolved.language.lstm_size == 128
+    assert _config(task="other", min_sep=2).resolved("nwp").serving.task == "other"
+    assert _config(num_devices=52).resolved("nwp").privacy.min_sep == 1
+    assert _config(num_devices=10**6).resolved("nwp").privacy.min_sep == 50
     assert resolved.resolved("nwp") == resolved
-    assert task_config.TaskConfig(**resolved.to_dict()) == resolved
+    assert task_config.TaskConfig.of(**resolved.to_dict()) == resolved
 
 
 @pytest.mark.parametrize(
@@ -61,7 +60,7 @@ def test_what_follows_is_kept(tmp_path):
         ({"deterministic_noise_seed": 3}, "no meaning for a task"),
         ({"stop_at_accuracy": 0.3}, "no meaning for a task"),
         ({"held_out_users": "protected"}, "no meaning for a task"),
-        ({"metrics_epsilon": 0.5}, "no meaning for a task, because it releases no metrics"),
+        ({"metrics_epsilon": 0.5}, "no meaning for a task; it is an option of train"),
         (
             {"target_epsilon": 8.0, "noise_multiplier": None, "budget_shares": "metrics=0.1"},
             "budget_shares has no meaning for a task",
@@ -83,12 +82,13 @@ def test_unknown_options_are_refused():
 
 def test_a_grid_is_a_group_of_named_tasks():
     group = task_config.grid(_config(task="nwp"), "client_learning_rate", [0.1, 0.3])
-    assert [(suffix, config.task, config.client_learning_rate) for suffix, config in group] == [
+    named = [(suffix, one.serving.task, one.learning.client_learning_rate) for suffix, one in group]
+    assert named == [
         ("-client_learning_rate=0.1", "nwp-client_learning_rate=0.1", 0.1),
         ("-client_learning_rate=0.3", "nwp-client_learning_rate=0.3", 0.3),
     ]
     (_, unnamed), *_ = task_config.grid(_config(), "num_rounds", [2])
-    assert unnamed == dataclasses.replace(_config(), num_rounds=2)
+    assert unnamed == _config().changed(num_rounds=2)
 
 
 @pytest.mark.parametrize(
@@ -107,5 +107,5 @@ def test_bad_grids_are_refused(name, values, message):
 def test_the_demo_is_a_task():
     values = options.read_toml("next_word")
     config = options.config_from_mapping(values, "the demo", task_config.TaskConfig)
-    assert config.population == "keyboard"
-    assert config.rounds.wanted <= config.num_devices
+    assert config.serving.population == "keyboard"
+    assert config.round_settings.wanted <= config.serving.num_devices

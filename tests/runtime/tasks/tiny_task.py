@@ -25,7 +25,7 @@ def write_corpora(folder: pathlib.Path) -> None:
 
 def config(corpora: pathlib.Path, **options: Any) -> task_config.TaskConfig:
     """Returns the options of the task."""
-    return task_config.TaskConfig(
+    return task_config.TaskConfig.of(
         **{
             "data": str(corpora / "users.jsonl"),
             "vocabulary": str(corpora / "words.txt"),

@@ -119,17 +119,17 @@ def _joined(counted: Any, sizes: Mapping[str, int]) -> tf.Tensor:
 
 
 def define_words(
-    config: task_config.TaskConfig, progress: progress_lib.Progress
+    options: task_config.WordCounts, max_examples: int, progress: progress_lib.Progress
 ) -> definition.TaskDefinition:
     """Defines the counts of `--analytics words`: words of a public vocabulary, lengths of texts.
 
     The histogram "words" has a bucket for each word of the vocabulary, and one for all others;
     "lengths" counts texts by their number of words.
     """
-    public, words = language_task.read_public(config, progress)
-    ids_of = text_pipeline.ids_of_texts(words, is_tokenized=config.pretokenized)
+    public, words = language_task.read_public(options, max_examples, progress)
+    ids_of = text_pipeline.ids_of_texts(words, is_tokenized=options.pretokenized)
     lengths = [0, *(2**power for power in range(_LONGEST.bit_length()))]
-    feature, texts = config.text_feature, "texts"
+    feature, texts = options.text_feature, "texts"
 
     def to_rows(features: Mapping[str, Any]) -> Mapping[str, tf.Tensor]:
         return {texts: features[feature].values}
@@ -152,12 +152,12 @@ def define_words(
         features={feature: example_pipeline.Values(tf.string)},
         count=count,
         proxies=public,
-        max_examples=config.max_examples,
-        data=pathlib.PurePath(config.data).name,
+        max_examples=max_examples,
+        data=pathlib.PurePath(options.data).name,
         description=f"counts of {len(words.words)} words, and of lengths of texts",
         to_rows=to_rows,
     )
-    language = definition.Language(words, words.rule(config.pretokenized), None)
+    language = definition.Language(words, words.rule(options.pretokenized), None)
     return dataclasses.replace(made, language=language)
 
 

@@ -47,7 +47,7 @@ from tff_dpftrl.runtime.tasks import (
 )
 from tff_dpftrl.runtime.tasks import definition as definition_lib
 from tff_dpftrl.runtime.tasks import terms as terms_lib
-from tff_dpftrl.training import optimizers, process, startup
+from tff_dpftrl.training import noise_options, optimizers, process, startup
 
 _METRICS_BYTES = 1_000_000  # Room for metrics in an upload, besides the update.
 _TRAINING_METRICS = "client_work/train"
@@ -101,7 +101,7 @@ def make(
     terms = _terms(parts, plan)
     _check_budget(terms)
     progress("Building the plans ...")
-    aggregation = process.build_aggregation(config.learning, plan)
+    aggregation = process.build_aggregation(config.rules, plan)
     private_round = getattr(aggregation, "private_round", None)
     training = _round(parts, plan, aggregation)
     limits = _report_limits(parts, plan)
@@ -124,21 +124,22 @@ def make_evaluation(
     The other arguments, the result and the errors are those of `make`.
     """
     task_folder.check_is_free(output)
-    schema = schema_lib.MinSep.unrestricted(config.num_rounds)
+    num_rounds = config.learning.num_rounds
+    schema = schema_lib.MinSep.unrestricted(num_rounds)
     # An evaluation has no noise that a party could add.
-    config = dataclasses.replace(
-        config, min_sep=1, max_participations=config.num_rounds, noise_party=None
-    )
+    config = config.changed(min_sep=1, max_participations=num_rounds, noise_party=None)
     config = _resolved(config, output, definition)
     if of.buckets is not None:
         raise validation.UsageError(
             f"The task {of.name!r} counts, and has no model that could be evaluated."
         )
-    if config.task == of.name:
+    if config.serving.task == of.name:
         raise validation.UsageError(
-            f"task {config.task!r} is the task that is evaluated: give another name."
+            f"task {of.name!r} is the task that is evaluated: give another name."
         )
-    once = dataclasses.replace(config, client_epochs=1)
+    once = config
+    if isinstance(config.definition, task_config.LanguageTask):
+        once = config.changed(client_epochs=1)
     defined = _define(once, definition, progress, with_cache=True)
     pipeline = dataclasses.replace(defined.pipeline, epochs=1)
     # Those are of the model in training, and the test evaluates the one that it begins with.
@@ -153,7 +154,7 @@ def make_evaluation(
         of.terms,
         kind="evaluation",
         model_of=of.name,
-        task=config.task,
+        task=config.serving.task,
         schema=schema,
         strategy=None,
         noise_multiplier=0.0,
@@ -194,7 +195,7 @@ def _terms(parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan) -> terms_lib.Terms:
     initial = defined.initial_weights(own_model.num_parameters(parts.model, trained=False))
     parameters: dict[str, str | int | float | bool | None] = {
         "clients_per_round": plan.clients_per_round,
-        "server_optimizer": "own" if parts.has_own_algorithm else config.server_optimizer,
+        "server_optimizer": "own" if parts.has_own_algorithm else config.learning.server_optimizer,
     }
     if plan.encoding is not None:
         parameters |= {
@@ -218,8 +219,8 @@ def _terms(parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan) -> terms_lib.Terms:
         server_plan="",
         files={},
         kind="training",
-        population=config.population,
-        task=config.task,
+        population=config.serving.population,
+        task=config.serving.task,
         num_devices=plan.num_clients,
         schema=plan.schema,
         delta=plan.delta,
@@ -255,7 +256,7 @@ def _resolved(
 ) -> task_config.TaskConfig:
     """Fills in the options that follow from others, or from the new folder's name."""
     if definition is not None:
-        config = dataclasses.replace(config, build=task_config.IN_MEMORY)
+        config = config.changed(build=task_config.IN_MEMORY)
     return config.resolved(pathlib.Path(output).name)
 
 
@@ -269,11 +270,12 @@ def _define(
     """Returns the definition that is given, or the options name."""
     if given is not None:
         return given
-    if config.build is not None:
-        return definition_lib.load(config.build)
-    if config.analytics is not None:
-        return analytics.define_words(config, progress)
-    return language_task.define(config, progress, with_cache=with_cache)
+    options, most = config.definition, config.devices.max_examples
+    if isinstance(options, task_config.OwnDefinition):
+        return definition_lib.load(options.build or "")
+    if isinstance(options, task_config.WordCounts):
+        return analytics.define_words(options, most, progress)
+    return language_task.define(options, most, config.seed, progress, with_cache=with_cache)
 
 
 def _prepare(
@@ -301,15 +303,15 @@ def _prepare(
         proxies=public,
         tests=_tests(config, len(public), definition.loss_metric, definition.expectations),
         config=config,
-        grids=_grids(config, definition) if config.order_statistics else {},
+        grids=_grids(config.devices.work_seconds, definition)
+        if config.devices.order_statistics
+        else {},
     )
 
 
-def _grids(
-    config: task_config.TaskConfig, definition: definition_lib.TaskDefinition
-) -> metric_sums.Grids:
+def _grids(work_seconds: float, definition: definition_lib.TaskDefinition) -> metric_sums.Grids:
     """Returns the grids of a definition's metrics, and of the seconds of a device's work."""
-    seconds = metric_grid.MetricGrid.logarithmic(2.0**-6, max(config.work_seconds, 1.0))
+    seconds = metric_grid.MetricGrid.logarithmic(2.0**-6, max(work_seconds, 1.0))
     return {**definition.grids, metric_grid.SECONDS: seconds}
 
 
@@ -321,27 +323,27 @@ def _tests(
 ) -> predicates.Predicates:
     """Chooses the tests of a task, in which proxies stand for the devices of a round."""
     # After the task's last round, a decay has stopped the server's learning.
-    num_rounds = max(min(config.proxy_rounds, config.num_rounds), 2)
-    per_proxy = -(-config.clients_per_round // num_proxies)
+    num_rounds = max(min(config.tests.proxy_rounds, config.learning.num_rounds), 2)
+    per_proxy = -(-config.learning.clients_per_round // num_proxies)
     label = f"{_TRAINING_METRICS}/{loss}" if loss else ""
-    pythons = config.test_python.split(",") if config.test_python else []
+    tests = config.tests
+    pythons = tests.test_python.split(",") if tests.test_python else []
     for python in pythons:
         measured_run.check_interpreter(python)
     return predicates.Predicates(
         num_rounds,
         devices_per_proxy=per_proxy,
         loss=label,
-        expectations=(*wanted, *(expectations.from_text(config.expect) if config.expect else ())),
+        expectations=(*wanted, *(expectations.from_text(tests.expect) if tests.expect else ())),
         pythons=pythons,
     )
 
 
 def _privacy_plan(parts: _Parts, progress: progress_lib.Progress) -> dp_ftrl_privacy.DpFtrlPlan:
     """Plans the noise; a sum has room for the reports of all devices that a round chooses."""
-    wanted = parts.config.privacy()
-    if not isinstance(wanted, dp_ftrl_privacy.DpFtrlPrivacy):
-        raise TypeError("The noise of a task is that of DP-FTRL.")
-    plan = wanted.plan(parts.config.num_devices, parts.num_parameters)
+    wanted, num_devices = parts.config.request(), parts.config.serving.num_devices
+    assert num_devices is not None  # It must be given.
+    plan = wanted.plan(num_devices, parts.num_parameters)
     if wanted.secagg_bits is not None:
         plan = _on_grid(plan, wanted.secagg_bits, parts)
     for line in startup.describe_plan(plan, parts.num_parameters):
@@ -361,14 +363,14 @@ def _on_grid(
                 "target_epsilon, or leave noise_party out."
             )
         z = plan.noise_multiplier
-        if plan.adaptive_clipping:
+        if isinstance(adaptive := parts.config.privacy, noise_options.AdaptiveDpFtrl):
             clipping = adaptive_clipping.AdaptiveClipping(
-                clipped_count_stddev=parts.config.clipped_count_stddev
+                clipped_count_stddev=adaptive.clipped_count_stddev
             )
             stddev = clipping.count_stddev(z, plan.clients_per_round)
             z = noise_split.update_noise_multiplier(z, stddev)
         noise_ratio = party_noise.noise_ratio(strategy, z, plan.num_rounds, num_parties)
-    most_reports = parts.config.rounds.wanted
+    most_reports = parts.config.round_settings.wanted
     encoding = grid.for_bits(parts.num_parameters, most_reports, bits, noise_ratio=noise_ratio)
     return dataclasses.replace(plan, encoding=encoding, noise_parties=num_parties)
 
@@ -378,18 +380,18 @@ def _round(
 ) -> federated_round.FederatedRound:
     """Builds the round; that of an own algorithm must release all privately."""
     metrics, algorithm = _metric_sums(parts), parts.definition.algorithm
-    learning = parts.config.learning
+    rules = parts.config.rules
     if parts.definition.buckets is not None:
         return bucket_counts.build_round(parts.model, aggregation, metrics=metrics)
     if algorithm is None and isinstance(parts.model, model_lib.Model):
-        return process.build_round(plan, learning, parts.model, metrics=metrics)
+        return process.build_round(plan, rules, parts.model, metrics=metrics)
     from tff_dpftrl.learning import tff_rounds
 
     if algorithm is not None:
         return tff_rounds.training(algorithm, parts.model, aggregation, metrics)
     averaging = tff_rounds.federated_averaging(
-        optimizers_lib.sgdm(learning.client_learning_rate),
-        optimizers.build_server_optimizer(learning),
+        optimizers_lib.sgdm(rules.learning.client_learning_rate),
+        optimizers.build_server_optimizer(rules),
     )
     name = "The model, in TFF's federated averaging,"
     return tff_rounds.training(averaging, parts.model, aggregation, metrics, name=name)
@@ -411,7 +413,7 @@ def _report_limits(parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan | None) -> bo
         encoding=None if plan is None else plan.encoding,
         metrics=parts.largest_metrics,
         names_all_metrics=True,
-        most_reports=parts.config.rounds.wanted,
+        most_reports=parts.config.round_settings.wanted,
         grids=parts.grids,
     )
 
@@ -463,10 +465,10 @@ def _build(
     private_round: interface.PrivateRound | None = None,
 ) -> building.Plans:
     """Builds the plans of a round, with the participation that the terms declare."""
-    config, schema = parts.config, terms.schema
+    config, devices, schema = parts.config, parts.config.devices, terms.schema
     # Rounding moves a bucket by a step of the largest one, in all devices the same way if they are
     # alike: over many reports that adds up to more than the noise.
-    is_rounded = config.update_bits == task_config.ROUNDED_BITS
+    is_rounded = devices.update_bits == task_config.ROUNDED_BITS
     is_rounded &= parts.definition.buckets is None
     buckets = participation_histograms.ParticipationBuckets.for_schema(schema)
     groups = config.secure_groups
@@ -474,28 +476,30 @@ def _build(
         round_,
         parts.definition.pipeline,
         building.DeviceTerms(
-            population=config.population,
-            task=config.task,
+            population=config.serving.population,
+            task=config.serving.task,
             kind=_KINDS[terms.kind],
             selection=plan_pb2.Selection(
-                collection=config.collection,
-                max_examples=config.max_examples,
-                max_age_hours=config.max_age_hours,
+                collection=devices.collection,
+                max_examples=devices.max_examples,
+                max_age_hours=devices.max_age_hours,
             ),
             limits=plan_pb2.Limits(
-                memory_bytes=config.memory_bytes,
-                seconds=config.work_seconds,
+                memory_bytes=devices.memory_bytes,
+                seconds=devices.work_seconds,
                 # With secure aggregation an update is padded to a power of two.
                 upload_bytes=8 * parts.num_parameters + _METRICS_BYTES,
             ),
             participation=plan_pb2.Participation(
                 min_sep_rounds=schema.min_sep,
-                min_sep_hours=config.min_sep_hours,
+                min_sep_hours=config.serving.min_sep_hours,
                 stride_edges=buckets.stride_edges,
                 times_edges=buckets.times_edges,
             ),
         ),
-        secure_aggregation=None if groups is None else groups.demanded(config.rounds.wanted),
+        secure_aggregation=None
+        if groups is None
+        else groups.demanded(config.round_settings.wanted),
         broadcast=broadcast,
         private_round=private_round,
         report_limits=limits,
@@ -530,7 +534,7 @@ def _finish(
         output,
         signed=plans.sign(key),
         terms=terms,
-        options=dataclasses.asdict(parts.config),
+        options=parts.config.to_dict(),
         features=features,
         words=None if language is None else language.words,
         rule=None if language is None else language.rule,
@@ -539,7 +543,7 @@ def _finish(
         readme=readme.text(
             terms,
             plans.devices,
-            parts.config.rounds,
+            parts.config.round_settings,
             features=features,
             max_rows=parts.definition.pipeline.max_rows,
             model=f"{parts.definition.description}, {parts.num_parameters} weights",

@@ -197,13 +197,13 @@ class PlannedTask:
         self._variants = [plan.SerializeToString() for plan in folder.signed.devices]
         task = population_lib.Task(
             name=terms.task,
-            rounds=config.rounds,
-            summation=_summation(work, config.rounds.wanted),
+            rounds=config.round_settings,
+            summation=_summation(work, config.round_settings.wanted),
             server_step=self._step,
-            weight=config.weight,
+            weight=config.serving.weight,
             model_of=terms.model_of,
             num_rounds=terms.schema.num_rounds,
-            pipelined=config.pipelined,
+            pipelined=config.serving.pipelined,
             refusal=self.refusal,
             secure_sum=_secure_sum(folder),
             min_sep=folder.server.participation.min_sep_rounds,

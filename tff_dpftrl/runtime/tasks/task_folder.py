@@ -201,7 +201,7 @@ def read(
         # Before there was a choice, Philox drew the noise of all tasks.
         values = {"noise": "philox"} | values
         values.pop("engine", None)  # Of runs of earlier versions; tasks had it, too.
-        config = options_lib.config_from_mapping(values, _CONFIG, task_config.TaskConfig)
+        config = options_lib.begun_from_mapping(values, _CONFIG, task_config.TaskConfig)
     except message.DecodeError:
         raise validation.UsageError(
             f"The task in {path} is refused: {PLANS} cannot be read."

@@ -254,23 +254,23 @@ def _released(folder: task_folder.TaskFolder, state: task_state.TaskState) -> li
         tuple(leaf.label for leaf in leaves),
         tuple(tensor_values.from_bytes(state.tensors, leaves, "state")),
     )
-    return released_model.weights(folder.config.iterate_averaging, snapshot)
+    return released_model.weights(folder.config.learning.iterate_averaging, snapshot)
 
 
 def _write_model(
     folder: task_folder.TaskFolder, weights: Sequence[np.ndarray], output: pathlib.Path
 ) -> language_model.LanguageModel | None:
     """Writes the model, with its words; for other packages' models, the weights only."""
-    path, config = output / "model.npz", folder.config
+    path, language = output / "model.npz", folder.config.language
     if folder.words is None or folder.rule is None or folder.buckets is not None:
         with durable_files.replacing(path) as file:
             np.savez(file, **{f"weight_{index}": weight for index, weight in enumerate(weights)})
         return None
     model = table.build(
-        config.model,
+        language.model,
         vocabulary_size=folder.words.size,
-        sequence_length=config.sequence_length,
-        **config.model_sizes,
+        sequence_length=language.sequence_length,
+        **language.model_sizes,
     )
     export.write(path, model, weights)
     trained_model.write_vocabulary(output, folder.words, folder.rule.is_tokenized)
@@ -285,13 +285,13 @@ def _evaluate(
     """Measures what `train` measures on held-out users, on the same sequences."""
     config, words = folder.config, folder.words
     assert words is not None  # A language model has some.
-    parts = corpus.read_users(config.part(corpus.UserOptions))
+    parts = corpus.read_users(config.language.text)
     text = text_task.sequences_of(
         parts.train,
         parts.validation,
         words,
-        sequences.SequenceSpec(config.sequence_length),
-        max_held_out=config.eval_sequences,
+        sequences.SequenceSpec(config.language.sequence_length),
+        max_held_out=config.evaluation.eval_sequences,
     )
     special = metrics.SpecialIds(oov=words.oov, bos=words.bos, eos=words.eos)
     evaluate = evaluation.Evaluator(
