@@ -282,7 +282,9 @@ class Corpus:
             deterministic_noise_seed=cell.seed,
             **({} if rate is None else {"learning_rate": rate}),
         )
-        steps = run.steps_of(config, private, group, self.model, self.weights)
+        steps = run.steps_of(
+            config.part(config_lib.StepOptions), private, group, self.model, self.weights
+        )
         # With a small model these are most of the time: a sum is traced once for all cells with as
         # many rows a unit, and Adam is traced, too.
         steps._sum = self._sums.setdefault(rows, steps._sum)

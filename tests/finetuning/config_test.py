@@ -24,17 +24,35 @@ def test_every_option_has_help_and_a_group():
         ({"noise_multiplier": 1.0}, "got both"),
         ({"compute_budget": 0}, "compute_budget must be at least 1"),
         ({"group_size": 0, "sampling": "user"}, "group_size must be at least 1"),
-        ({"group_size": 4}, "group_size has no meaning before it is known what is sampled"),
-        ({"sampling": "example", "cohort_size": 8}, "cohort_size is a number of users"),
+        (
+            {"group_size": 4},
+            "group_size has no meaning with sampling 'auto', but",
+        ),
+        ({"sampling": "example", "cohort_size": 8}, "cohort_size has no meaning with sampling"),
         (
             {"sampling": "user", "group_size": 2, "cohort_size": 8},
             "group_size=2 and cohort_size=8 make 16 gradients in a step, not compute_budget=64: "
             "leave one of the three out",
         ),
-        ({"sampling": "user", "rows_per_owner": 2}, "rows_per_owner needs sampling 'example'"),
+        (
+            {"sampling": "user", "rows_per_owner": 2},
+            "rows_per_owner has no meaning with",
+        ),
         (
             {"sampling": "example", "rows_per_owner": 2, "group_size": 3},
             "group_size=3 is not rows_per_owner=2",
+        ),
+        (
+            {"sampling": "example", "group_size": 2, "group_size_epsilon": 1.0},
+            "group_size_epsilon is for a group size that is chosen privately",
+        ),
+        (
+            {"sampling": "user", "group_size_looked_at_users": True},
+            "group_size_looked_at_users is for a group_size that is given",
+        ),
+        (
+            {"sampling": "cyclic", "sampled_unit": "example", "group_size": 2, "cohort_size": 8},
+            "cohort_size is a number of users",
         ),
         ({"sampling": "passes"}, "sampling 'passes' needs group_size"),
         ({"sampling": "cyclic", "bands": 0}, "bands must be at least 1"),
@@ -43,16 +61,16 @@ def test_every_option_has_help_and_a_group():
             {"sampling": "cyclic", "bands": 8, "min_sep": 4},
             "min_sep=4 is less than the 8 bands, .* raise min_sep to 8, or lower bands",
         ),
-        ({"bands": 8}, "bands is for sampling 'cyclic', not for 'auto'"),
-        ({"sampling": "bins", "min_sep": 8}, "min_sep is for sampling 'cyclic', not"),
-        ({"sampled_unit": "example"}, "sampled_unit is for sampling 'cyclic'"),
+        ({"bands": 8}, "bands has no meaning with sampling 'auto', but with 'cyclic'"),
+        ({"sampling": "bins", "min_sep": 8}, "min_sep has no meaning with sampling 'bins'"),
+        ({"sampled_unit": "example"}, "sampled_unit has no meaning with sampling 'auto'"),
         (
             {"sampling": "cyclic", "sampled_unit": "example"},
             "sampled_unit 'example' needs group_size",
         ),
         (
             {"sampling": "cyclic", "mechanism": "blt"},
-            "mechanism 'blt' is for sampling 'passes' or 'bins', not for 'cyclic', whose",
+            "mechanism has no meaning with sampling 'cyclic', but with 'passes' or 'bins'",
         ),
         ({"sampling": "cyclic", "declared_units": 9}, "declared_units has no meaning with"),
         (
@@ -71,11 +89,14 @@ def test_every_option_has_help_and_a_group():
             "compute_budget=4 is smaller than cohort_size=32",
         ),
         ({"target_epsilon": 0.05}, "target_epsilon=0.05 is not above group_size_epsilon=0.05"),
-        ({"weight_decay": 0.1}, "weight_decay is for the optimizer adamw: leave it out"),
-        ({"optimizer": "sgd", "momentum": 0.5}, "momentum is for momentum, adam and adamw"),
+        (
+            {"weight_decay": 0.1},
+            "weight_decay has no meaning with optimizer 'adam', but",
+        ),
+        ({"optimizer": "sgd", "momentum": 0.5}, "momentum has no meaning with optimizer 'sgd'"),
         (
             {"sampling": "user", "group_size": 2, "group_size_epsilon": 1.0},
-            "group_size_epsilon is for a group size that is chosen privately",
+            "group_size_epsilon has no meaning with sampling 'user'",
         ),
         ({"deterministic_noise_seed": -1}, "deterministic_noise_seed must be at least 0"),
         (
@@ -94,7 +115,7 @@ def test_every_option_has_help_and_a_group():
             {"sampling": "passes", "group_size": 2, "delta": 1e-6, "declared_units": 5},
             "declared_units has no meaning with sampling 'passes'",
         ),
-        ({"mechanism": "tree"}, "mechanism 'tree' is for sampling 'passes'"),
+        ({"mechanism": "tree"}, "mechanism has no meaning with sampling 'auto'"),
         ({"warmup_steps": 500}, "warmup_steps must be below num_steps=500"),
         ({"second_moment_decay": 1.0}, "second_moment_decay must be a finite number, below 1"),
         ({"delta": 1.5}, "delta must be a finite number"),
@@ -123,6 +144,12 @@ def test_all_that_is_missing_is_named_at_once(given):
         config.FinetuningConfig(**{"sampling": "passes"} | given)
     for words in ("initial_weights must", "target_epsilon or", "group_size", "needs delta"):
         assert words in str(refused.value)
+
+
+def test_earlier_runs_have_options_without_effect_on_record():
+    begun = {"mechanism": "blt", "sampling": "user", "group_size": 2, "momentum": 0.5}
+    found = config.FinetuningConfig.of_begun(**_NEEDED | begun | {"optimizer": "sgd"})
+    assert found.mechanism is None and found.momentum == 0.9 and found.group_size == 2
 
 
 def test_rounds_are_no_option_of_it():

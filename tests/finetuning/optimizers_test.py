@@ -11,7 +11,7 @@ from tff_dpftrl.finetuning import optimizers, private_steps
 def _options(**options):
     needed = {"initial_weights": "x", "target_epsilon": 1.0, "compute_budget": 64}
     config = config_lib.FinetuningConfig(**needed | {"num_steps": 10, "warmup_steps": 0} | options)
-    return config.part(optimizers.OptimizerOptions)
+    return config.part(config_lib.StepOptions)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,10 @@ def test_optimizers_take_the_options_that_are_theirs():
     ],
 )
 def test_a_workload_is_what_the_optimizer_makes_of_impulses(options, averaging):
-    options, size = _options(learning_rate=0.5, num_steps=20, **options), 20
+    options, size = (
+        _options(learning_rate=0.5, num_steps=20, iterate_averaging=averaging, **options),
+        20,
+    )
     optimizer = optimizers.build(options)
     weights = tf.Variable(np.zeros(size, np.float32))
     optimizer.build([weights])
@@ -87,5 +90,5 @@ def test_a_workload_is_what_the_optimizer_makes_of_impulses(options, averaging):
             average = private_steps._averaged(average, [model], averaging, step + 1)
             model = average[0]
         rows.append(-model / 0.5 * (1e-7 / scale if adam else 1.0))
-    found = optimizers.update_rule(options, averaging).workload(size)
+    found = optimizers.update_rule(options).workload(size)
     np.testing.assert_allclose(np.array(rows), found.matrix(), rtol=1e-3, atol=1e-5)

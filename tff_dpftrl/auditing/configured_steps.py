@@ -15,7 +15,6 @@ from tff_dpftrl.data import tables
 from tff_dpftrl.finetuning import choosing, example_sampling, proxies, run_privacy, trained_part
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.finetuning import run as run_lib
-from tff_dpftrl.runs import metrics_share
 from tff_dpftrl.training import corpus
 
 _UNITS = 8
@@ -44,18 +43,18 @@ def audit_config(
     corpus.require_packages(vars(config))
     if num_users is None:
         num_users = len(corpus.read_users(config.text).train)
-    config = dataclasses.replace(
-        config,
-        deterministic_noise_seed=None,
+    steps = dataclasses.replace(
+        config.part(config_lib.StepOptions),
         optimizer="sgd",
         learning_rate=1.0,
         decay="none",
         warmup_steps=0,
         iterate_averaging=None,
     )
-    initial = config.part(trained_part.InitialOptions).load()
+    initial = config.load()
     part = trained_part.TrainedPart.of(initial, config.adapter_rank, seed=config.seed)
     options, public = config.part(choosing.SamplingOptions), None
+    options = dataclasses.replace(options, deterministic_noise_seed=None)
     users = _users(options, num_users)
     if options.splits_budget:
         progress("Measuring gradients of public text ...")
@@ -77,7 +76,7 @@ def audit_config(
             "config promises nothing: it has no noise. Give it noise_multiplier or target_epsilon."
         )
     rows_per_unit = run_privacy.rows_per_unit(plan, chosen.group_size)
-    config = dataclasses.replace(config, examples_at_once=_UNITS_AT_ONCE * rows_per_unit)
+    steps = dataclasses.replace(steps, examples_at_once=_UNITS_AT_ONCE * rows_per_unit)
     rng = np.random.default_rng(config.seed)
     sizes = 1 + rng.permutation(_UNITS) % rows_per_unit
     words = rng.integers(
@@ -85,7 +84,7 @@ def audit_config(
     ).astype(np.int32)
     report = step_probes.audit_steps(
         lambda optimizer: run_lib.steps_of(
-            config, plan, chosen.group_size, part.model, part.weights
+            steps, plan, chosen.group_size, part.model, part.weights
         ),
         (words[:, :-1], words[:, 1:]),
         np.concatenate([[0], np.cumsum(sizes)]),
@@ -99,7 +98,7 @@ def audit_config(
         f"{int(users.num_examples[0])} examples each, {part.model.num_parameters} trained weights"
     )
     others = [one.name for one in getattr(plan, "plan", plan).others]
-    if config.metrics_epsilon is not None or metrics_share.of(config.budget_shares) is not None:
+    if config.has_metrics:
         others.append(parts.METRICS)
     findings = report.findings + audit_report.untested(others)
     return dataclasses.replace(report, subject=subject, findings=findings)

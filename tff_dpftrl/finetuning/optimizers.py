@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 from tff_dpftrl import validation
+from tff_dpftrl.finetuning import config
 from tff_dpftrl.mechanisms import workload as workload_lib
 from tff_dpftrl.models import keras_versions
 
 _WARMUP = 10
 
 
-@dataclasses.dataclass(frozen=True)
-class OptimizerOptions:
-    """Options of the optimizer; `FinetuningConfig` says what each means."""
-
-    optimizer: str
-    learning_rate: float
-    momentum: float
-    second_moment_decay: float
-    weight_decay: float
-    warmup_steps: int | None
-    decay: workload_lib.Decay
-    num_steps: int
-
-
-def build(options: OptimizerOptions) -> keras_versions.Optimizer:
+def build(options: config.StepOptions) -> keras_versions.Optimizer:
     """Builds the optimizer of a run, whose learning rate is to be assigned before each step."""
     rate = learning_rate(options, 0)
     moments = {"beta_1": options.momentum, "beta_2": options.second_moment_decay}
@@ -44,17 +30,16 @@ def build(options: OptimizerOptions) -> keras_versions.Optimizer:
     raise validation.UsageError(f"optimizer must be one of Optimizer, got {options.optimizer!r}.")
 
 
-def _warmup(options: OptimizerOptions) -> int:
+def _warmup(options: config.StepOptions) -> int:
     if options.warmup_steps is None:
         return min(_WARMUP, options.num_steps // 10)
     return options.warmup_steps
 
 
-def update_rule(options: OptimizerOptions, averaging: float | None) -> workload_lib.UpdateRule:
+def update_rule(options: config.StepOptions) -> workload_lib.UpdateRule:
     """Returns how the optimizer makes models of the noised gradients.
 
-    `averaging` is the decay of the average of the steps' models. Adafactor, like Adam, is taken
-    with a constant preconditioner; it has no momentum.
+    Adafactor, like Adam, is taken with a constant preconditioner; it has no momentum.
     """
     adam = options.optimizer in ("adam", "adamw")
     return workload_lib.UpdateRule(
@@ -62,13 +47,13 @@ def update_rule(options: OptimizerOptions, averaging: float | None) -> workload_
         adam=adam,
         warmup_rounds=_warmup(options),
         decay=options.decay,
-        averaging=averaging,
+        averaging=options.iterate_averaging,
         weight_decay=options.learning_rate * options.weight_decay,
         rate_before_momentum=not adam,
     )
 
 
-def learning_rate(options: OptimizerOptions, step: int) -> float:
+def learning_rate(options: config.StepOptions, step: int) -> float:
     """Returns the learning rate of a step, from 0: a linear warm-up times a decay to zero."""
     rate = options.learning_rate * min(1.0, (step + 1) / (_warmup(options) + 1))
     done = step / options.num_steps

@@ -36,7 +36,6 @@ from tff_dpftrl.runs import (
     checkpoint,
     earlier_runs,
     manifest,
-    metrics_share,
     prepared,
     released_model,
 )
@@ -114,7 +113,7 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
         "pretrained_top1": float(before["top1_in_vocab"]),
         "pretrained_loss": float(before["loss"]),
     }
-    is_protected = config.held_out_users == "protected"
+    is_protected = config.protects_held_out
     if is_protected:
         progress(f"Held-out loss before fine-tuning: {before['loss']:.3f}.")
     known = manifest.Manifest(
@@ -167,8 +166,8 @@ def _begun(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepar
     """Prepares a run to go on with; refuses other data, and another model."""
     config, known = opened.config, opened.known
     assert known is not None
-    options = config.part(trained_part.InitialOptions)
-    part = trained_part.TrainedPart.begun(options, opened.output, known)
+    initial = config.part(config_lib.InitialModel)
+    part = trained_part.TrainedPart.begun(initial, opened.output, known, seed=config.seed)
     task, users = _task(opened.text, part.initial, config.eval_sequences, progress)
     known.check_identities(_identities(task, users, part), remedy=_REMEDY)
     plan = resuming.plan_of(known, config.model_workload)
@@ -203,7 +202,7 @@ def _prepared(
         plan,
         users,
         group_size,
-        steps_of(config, plan, group_size, part.model, part.weights),
+        steps_of(config.part(config_lib.StepOptions), plan, group_size, part.model, part.weights),
         read,
         figures=reported.figures,
         progress=progress,
@@ -217,7 +216,7 @@ def _prepared(
         report.TextEvaluator(
             task,
             {} if top1 is None else {report.PRETRAINED: top1},  # Else the file has it.
-            protects_held_out=config.held_out_users == "protected",
+            protects_held_out=config.protects_held_out,
         ),
         public_seed=config.seed if seed is None else seed,
         keep=keep,
@@ -244,8 +243,8 @@ def reportable(known: manifest.Manifest, output: pathlib.Path) -> prepared.Repor
 
     @functools.cache
     def part() -> trained_part.TrainedPart:
-        options = config.part(trained_part.InitialOptions)
-        kept = trained_part.TrainedPart.begun(options, output, known)
+        initial = config.part(config_lib.InitialModel)
+        kept = trained_part.TrainedPart.begun(initial, output, known, seed=config.seed)
         known.check_identities(kept.identities(), remedy=_REMEDY)
         return kept
 
@@ -286,7 +285,7 @@ _REMEDY = "restore data and model"
 
 
 def steps_of(
-    config: config_lib.FinetuningConfig,
+    options: config_lib.StepOptions,
     plan: run_privacy.FinetuningPlan,
     group_size: int,
     model: Any,
@@ -298,22 +297,21 @@ def steps_of(
     float32.
     """
     rows_per_unit = run_privacy.rows_per_unit(plan, group_size)
-    options = config.part(optimizers.OptimizerOptions)
     return private_steps.PrivateSteps(
         private_steps.round_of(
-            plan, run_privacy.strategy_of(plan), secure_noise=config.noise == "secure"
+            plan, run_privacy.strategy_of(plan), secure_noise=options.noise == "secure"
         ),
         ghost.fastest_clipped_sum(
             model,
             rows_per_unit,
-            compute_dtype=config.compute_dtype,
-            recompute=config.gradient_checkpointing,
+            compute_dtype=options.compute_dtype,
+            recompute=options.gradient_checkpointing,
         ),
         optimizers.build(options),
         weights,
-        units_at_once=max(1, config.examples_at_once // rows_per_unit),
-        normalised=config.normalised_clipping,
-        iterate_averaging=config.iterate_averaging,
+        units_at_once=max(1, options.examples_at_once // rows_per_unit),
+        normalised=options.normalised_clipping,
+        iterate_averaging=options.iterate_averaging,
         learning_rate=lambda step: optimizers.learning_rate(options, step),
     )
 
@@ -322,7 +320,7 @@ def planned(
     config: config_lib.FinetuningConfig, text: split.UserSplit
 ) -> run_privacy.FinetuningPlan:
     """Returns the privacy of a run that has not begun, whose options leave nothing to be chosen."""
-    initial = config.part(trained_part.InitialOptions).load()
+    initial = config.load()
     _, users = _task(text, initial, config.eval_sequences, lambda line: None)
     options = config.part(choosing.SamplingOptions)
     chosen = choosing.choose(options, users, None, initial.model.num_parameters)
@@ -333,11 +331,11 @@ def _with_figures(
     config: config_lib.FinetuningConfig, plan: run_privacy.FinetuningPlan
 ) -> run_privacy.FinetuningPlan:
     """Returns the privacy of a run together with the figures of steps that it releases, if any."""
-    share = metrics_share.of(config.budget_shares)
-    if config.metrics_epsilon is None and share is None:
+    if not config.has_metrics:
         return plan
+    epsilon, share = config.metrics_epsilon, config.metrics_share
     return run_privacy.with_figures(
-        plan, config.metrics_epsilon, share, meets_target=config.target_epsilon is not None
+        plan, epsilon, share, meets_target=config.target_epsilon is not None
     )
 
 

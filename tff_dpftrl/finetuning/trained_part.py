@@ -11,26 +11,12 @@ import numpy as np
 from tff_dpftrl import durable_files
 from tff_dpftrl.accounting import statement
 from tff_dpftrl.data import vocabulary_file
+from tff_dpftrl.finetuning import config
 from tff_dpftrl.models import export, hugging_face, language_model, low_rank, table
 from tff_dpftrl.runs import checkpoint, manifest
-from tff_dpftrl.training import trained_model, warm_start
+from tff_dpftrl.training import trained_model
 
 _FIXED = "pretrained_model.npz"
-
-
-@dataclasses.dataclass(frozen=True)
-class InitialOptions:
-    """Options of the initial model, and of what is trained; the config says what they mean."""
-
-    initial_folder: pathlib.Path
-    sequence_length: int | None
-    adapter_rank: int | None
-    seed: int
-
-    def load(self) -> trained_model.TrainedModel:
-        """Reads the model to begin with."""
-        found = warm_start.find(self.initial_folder)
-        return found.load(sequence_length=self.sequence_length)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,7 +45,12 @@ class TrainedPart:
 
     @classmethod
     def begun(
-        cls, options: InitialOptions, output: pathlib.Path, known: manifest.Manifest
+        cls,
+        options: config.InitialModel,
+        output: pathlib.Path,
+        known: manifest.Manifest,
+        *,
+        seed: int,
     ) -> TrainedPart:
         """Selects the trained part of a run that has begun, of the model that its folder keeps.
 
@@ -77,7 +68,7 @@ class TrainedPart:
             initial = trained_model.TrainedModel(*kept, *vocabulary_file.read(words))
         else:
             initial = options.load()
-        return cls.of(initial, options.adapter_rank, seed=options.seed)
+        return cls.of(initial, options.adapter_rank, seed=seed)
 
     @property
     def _adapters(self) -> low_rank.LowRank | None:

@@ -83,15 +83,15 @@ class ReleaseOptions(composed.Options):
 
     budget_shares: str | None = option(
         None,
-        "Shares of the budget for what is released besides the weights, like vocabulary=0.05. "
-        "Default: the default shares.",
+        "Shares of the budget for what is released besides the weights, like metrics=0.05. "
+        "Default: the default share of a vocabulary; none for metrics.",
         "privacy",
     )
     metrics_epsilon: float | None = option(
         None,
-        "Largest ε of the loss and accuracy on the training cohorts, if nothing else were "
-        "released: they are then released with noise. target_epsilon is for the whole. Or give a "
-        "share, like budget_shares metrics=0.05. Default: they stay in private/.",
+        "Largest ε of the loss on the training cohorts (train: and the accuracy), if nothing else "
+        "were released: it is then released with noise. target_epsilon is for the whole. Or give a "
+        "share, like budget_shares metrics=0.05. Default: it stays in private/.",
         "privacy",
     )
 
@@ -180,7 +180,7 @@ class HeldOutOptions(EvaluationOptions):
     held_out_users: Literal["public", "protected"] = option(
         "public",
         "Whether figures of the held-out users, who never train, may be published. 'protected': "
-        "all that is measured on them stays in private/, the best model too. With "
+        "all that is measured on them stays in private/, the best model too. train: with "
         "metrics_epsilon, evaluations on them are then released with noise, for the same ε.",
         "run",
     )
