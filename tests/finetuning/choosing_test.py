@@ -247,7 +247,7 @@ def test_passes_are_optimised_for_the_models_of_the_optimizer():
     assert losses[0] * norms[0] < 0.99 * losses[1] * norms[1]
     assert turns.workload == made.model_workload and of_sums.workload is None
     for changes, message in (
-        ({"sampling": "user", "cohort_size": 9}, "workload 'auto' is for correlated noise"),
+        ({"sampling": "user", "cohort_size": 9}, "workload has no meaning with"),
         ({"mechanism": "tree"}, "workload 'auto' is for the mechanism blt or .* not for tree"),
     ):
         with pytest.raises(ValueError, match=message):
