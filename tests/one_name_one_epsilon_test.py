@@ -13,11 +13,11 @@ from tff_dpftrl.mechanisms import restarts, table
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import noise_options
 
-# 600 devices, 10 a round: the largest stride is 60.
-_POPULATION, _GOAL, _ROUNDS = 600, 10, 200
-_SCHEMA = tff_dpftrl.MinSep(_ROUNDS, 60, 4)
+# 360 devices, 10 a round: the largest stride is 36.
+_POPULATION, _GOAL, _ROUNDS = 360, 10, 120
+_SCHEMA = tff_dpftrl.MinSep(_ROUNDS, 36, 4)
 _NOISE, _DELTA = 3.0, 1e-6
-_FLAGS = [f"--rounds={_ROUNDS}", "--min-sep=60", "--max-participations=4"]
+_FLAGS = [f"--rounds={_ROUNDS}", "--min-sep=36", "--max-participations=4"]
 
 
 def _command(capsys, *arguments):

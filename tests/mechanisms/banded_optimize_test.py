@@ -59,7 +59,7 @@ def test_unit_columns_make_the_sensitivity_the_participations():
 
 
 def test_beats_toeplitz_and_each_error_beats_the_other():
-    schema = schema_lib.MinSep(120, 20, 6)
+    schema = schema_lib.MinSep(80, 16, 5)
     toeplitz = banded_toeplitz_optimize.optimize_banded_toeplitz(schema)
     for_rms = banded_optimize.optimize_banded(schema)
     for_max = banded_optimize.optimize_banded(schema, minimize_rms=False)

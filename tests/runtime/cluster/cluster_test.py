@@ -124,7 +124,7 @@ def test_rounds_go_on_when_a_process_is_killed(nodes, tmp_path, victim, secure):
             killed = running.processes()[victim]
             ray_nodes.kill(killed)
             took.append(await ray_nodes.progress(deployed, seen, 3))
-            await example.until(lambda killed=killed: _is_back(running, victim, killed), 60)
+            await example.until(lambda killed=killed: _is_back(running, victim, killed))
         assert set(running.processes()) == {*deployed.placement.permanent, "coordinator"}
 
     device = ray_nodes.secure_report if secure else None
@@ -274,7 +274,7 @@ def test_rounds_go_on_when_a_node_is_lost(nodes, tmp_path):
         took = await ray_nodes.progress(deployed, seen, 3)
         print(f"seconds to the next commit without {sorted(there)}: {took}")
         everybody = {*deployed.placement.permanent, "coordinator"}
-        await example.until(lambda: set(running.processes()) == everybody, 60)
+        await example.until(lambda: set(running.processes()) == everybody)
         assert lost.node_id not in {place.node for place in running.processes().values()}
         await ray_nodes.progress(deployed, seen, 3)
 

@@ -115,10 +115,7 @@ async def running(deployed):
         await network.start(name)
     selectors = [network.hosts[name] for name in deployed.placement.selectors]
     await example.until(
-        lambda: all(
-            desk.opening.task for one in selectors for desk in one._service._desks.values()
-        ),
-        60,
+        lambda: all(desk.opening.task for one in selectors for desk in one._service._desks.values())
     )
     try:
         yield network
@@ -358,14 +355,13 @@ async def test_a_selector_that_comes_back_has_its_port_again(network):
 
 @story(times=QUICK)
 async def test_another_coordinator_comes_when_the_first_is_lost(network, channels, deployed):
-    await asyncio.gather(*(example.take_part(one, b"5") for one in channels))
-    await example.until(lambda: rows(deployed))
+    await take_part_until_committed(deployed, channels, 1)
     former = await network.cut("coordinator")
     leader = network.hosts["selector-0"].status().leader
-    await example.until(lambda: network.hosts["selector-0"].status().leader != leader, 60)
+    await example.until(lambda: network.hosts["selector-0"].status().leader != leader)
     await example.until(lambda: "coordinator" in network.hosts)
     assert network.hosts["coordinator"].life > former.life
-    await take_part_until_committed(deployed, channels, 2)
+    await take_part_until_committed(deployed, channels, len(rows(deployed)) + 1)
     epochs = [row["epoch"] for row in rows(deployed)]
     assert epochs == sorted(epochs) and epochs[0] < epochs[-1]
     assert {row["total"] for row in rows(deployed)} == {10}
@@ -377,7 +373,7 @@ async def test_a_coordinator_that_stops_tells_new_selectors_nothing(network):
     coordinator._is_stopping = True
     await network.cut("selector-0")
     life = (await network.start("selector-0")).life
-    await example.until(lambda: not coordinator._outbox._queues, 60)
+    await example.until(lambda: not coordinator._outbox._queues)
     for _ in range(2):  # Each answer would have it told again.
         coordinator._note_process("selector-0", life)
         assert not coordinator._outbox._queues
@@ -524,7 +520,7 @@ async def test_a_host_that_has_to_start_has_more_time_to_answer_at_its_second_st
     selector = network.hosts["selector-0"]
     assert selector._patience("worker-0") == 5.0
     await network.cut("worker-0")
-    await example.until(lambda: selector._patience("worker-0") == 20.0, 60)
+    await example.until(lambda: selector._patience("worker-0") == 20.0)
 
 
 @story()

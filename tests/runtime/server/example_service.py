@@ -273,7 +273,7 @@ async def take_part(channel, update=b"1", **check_in):
     return configuration, answer
 
 
-async def until(is_so, seconds=10.0):
+async def until(is_so, seconds=60.0):
     """Waits for something to be so."""
     for _ in range(int(seconds / 0.01)):
         if is_so():
