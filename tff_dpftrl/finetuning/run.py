@@ -322,21 +322,7 @@ def planned(
     """Returns the privacy of a run that has not begun, whose options leave nothing to be chosen."""
     initial = config.load()
     _, users = _task(text, initial, config.eval_sequences, lambda line: None)
-    options = config.part(choosing.SamplingOptions)
-    chosen = choosing.choose(options, users, None, initial.model.num_parameters)
-    return _with_figures(config, chosen.privacy)
-
-
-def _with_figures(
-    config: config_lib.FinetuningConfig, plan: run_privacy.FinetuningPlan
-) -> run_privacy.FinetuningPlan:
-    """Returns the privacy of a run together with the figures of steps that it releases, if any."""
-    if not config.has_metrics:
-        return plan
-    epsilon, share = config.metrics_epsilon, config.metrics_share
-    return run_privacy.with_figures(
-        plan, epsilon, share, meets_target=config.target_epsilon is not None
-    )
+    return _chosen(config, text, users, None, initial.model.num_parameters).privacy
 
 
 _OWNERS_NOT_COVERED = (
@@ -400,7 +386,7 @@ def _choose(
     part: trained_part.TrainedPart,
     progress: progress_lib.Progress,
 ) -> choosing.Chosen:
-    """Chooses sampling and noise, together with what is released besides the weights."""
+    """Chooses what the options leave open, by public text where that is needed."""
     public, config = None, opened.config
     options = config.part(choosing.SamplingOptions)
     if config.chooses_median:
@@ -419,9 +405,25 @@ def _choose(
             table=config.part(tables.TableOptions),
             users=opened.parts,
         )
-    chosen = choosing.choose(options, users, public, part.model.num_parameters)
+    return _chosen(config, opened.text, users, public, part.model.num_parameters)
+
+
+def _chosen(
+    config: config_lib.FinetuningConfig,
+    text: split.UserSplit,
+    users: example_sampling.Users,
+    public: proxies.Proxies | None,
+    num_parameters: int,
+) -> choosing.Chosen:
+    """Chooses sampling and noise, together with what is released besides the weights."""
+    options = config.part(choosing.SamplingOptions)
+    chosen = choosing.choose(options, users, public, num_parameters)
     plan = chosen.privacy
     if config.rows_per_owner is not None:
         assert isinstance(plan, run_privacy.SampledFinetuning)
-        plan = plan.of_users(opened.text.train.count_owners(users.ids))
-    return dataclasses.replace(chosen, privacy=_with_figures(config, plan))
+        plan = plan.of_users(text.train.count_owners(users.ids))
+    if config.has_metrics:
+        epsilon, share = config.metrics_epsilon, config.metrics_share
+        has_target = config.target_epsilon is not None
+        plan = run_privacy.with_figures(plan, epsilon, share, meets_target=has_target)
+    return dataclasses.replace(chosen, privacy=plan)
