@@ -160,14 +160,13 @@ def test_a_fault_of_the_learning_process_that_begins_late_is_found(monkeypatch):
 
 
 def test_rounds_are_played_alone_around_powers_of_two_and_restarts_and_at_the_end():
-    config = config_lib.TrainingConfig.of(**_COMMON, mechanism="blt")
-    assert configured._later_rounds(config, 20, 10) == [15, 16, 19]
-    assert configured._later_rounds(config, 60, 59) == []
-    most = configured._later_rounds(config, 10**6, 900)
+    assert configured._later_rounds((0,), 20, 10) == [15, 16, 19]
+    assert configured._later_rounds((0,), 60, 59) == []
+    most = configured._later_rounds((0,), 10**6, 900)
     assert most == [1023, 1024, 1999]  # Later ones would take minutes.
     options = _COMMON | {"num_rounds": 100, "mechanism": "blt", **_RESTARTS}
-    config = config_lib.TrainingConfig.of(**options)
-    assert configured._later_rounds(config, 100, 59) == [60, 61, 63, 64, 92, 93, 99]
+    starts = config_lib.TrainingConfig.of(**options).privacy.starts(100)
+    assert configured._later_rounds(starts, 100, 59) == [60, 61, 63, 64, 92, 93, 99]
 
 
 def test_what_else_is_released_counts_as_not_tested(monkeypatch):

@@ -21,7 +21,7 @@ from tests.training import toy_run
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.accounting import statement_text
 from tff_dpftrl.auditing.recount import run_folder
-from tff_dpftrl.data import jsonl, owners, sequences, split, tables
+from tff_dpftrl.data import jsonl, owners, sequences, split
 from tff_dpftrl.finetuning import (
     example_sampling,
     group_size,
@@ -503,7 +503,7 @@ def test_rows_and_tables_are_the_users(toy, tmp_path):
     # Text that is protected is recognised though its columns have names of their own.
     for public in (str(table), str(toy / "users.jsonl")):
         with pytest.raises(ValueError, match="cannot be public: name other text"):
-            reading = named.part(tables.TableOptions)
+            reading = named.table
             proxies.read(public, is_tokenized=False, protected=str(table), table=reading)
 
 

@@ -238,8 +238,7 @@ def _server_of(tmp_path_factory):
         stride_edges=buckets.stride_edges,
         times_edges=buckets.times_edges,
     )
-    config = dataclasses.replace(
-        small_folder.CONFIG,
+    config = small_folder.CONFIG.changed(
         num_rounds=_SCHEMA.num_rounds,
         over_selection=1.0,
         least_fraction=1.0,

@@ -23,9 +23,7 @@ from tff_dpftrl.runtime.status import access
 from tff_dpftrl.runtime.tasks import planned_task, task_folder
 from verification import memory_store
 
-_CONFIG = dataclasses.replace(
-    small_folder.CONFIG, over_selection=1.0, least_fraction=1.0, selection_timeout=5.0
-)
+_CONFIG = small_folder.CONFIG.changed(over_selection=1.0, least_fraction=1.0, selection_timeout=5.0)
 _SETTINGS = serving.Settings(round_seconds=0.5, population_size=8)
 
 

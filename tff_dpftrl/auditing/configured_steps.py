@@ -11,7 +11,6 @@ import numpy as np
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import parts
 from tff_dpftrl.auditing import audit_report, defaults, step_probes
-from tff_dpftrl.data import tables
 from tff_dpftrl.finetuning import choosing, example_sampling, proxies, run_privacy, trained_part
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.finetuning import run as run_lib
@@ -65,7 +64,7 @@ def audit_config(
             largest_group=choosing.largest_group(options, num_users),
             is_tokenized=config.pretokenized,
             seed=config.seed,
-            table=config.part(tables.TableOptions),
+            table=config.table,
         )
     elif options.clip_norm is None:  # Its value changes nothing that is looked at.
         options = dataclasses.replace(options, clip_norm=_CLIP_NORM)

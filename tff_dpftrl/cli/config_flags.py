@@ -231,7 +231,7 @@ def _problems_of_data(options: Mapping[str, object]) -> list[str]:
         text = language_config.TextConfig(
             **{n: options[n] for n in ("data", *_TABLE) if n in options}  # type: ignore
         )
-        problem = sources.problem_of(text.data, text.part(tables.TableOptions))
+        problem = sources.problem_of(text.data, text.table)
     except validation.UsageError:
         return []  # The config has said it.
     return [problem] if problem else []

@@ -471,7 +471,7 @@ def _given_text_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _table(args: argparse.Namespace) -> tables.TableOptions:
-    return language_config.TextConfig(**_given_text_options(args)).part(tables.TableOptions)
+    return language_config.TextConfig(**_given_text_options(args)).table
 
 
 def _model(args: argparse.Namespace) -> trained_model.TrainedFiles | None:

@@ -12,7 +12,7 @@ import shlex
 from typing import Any
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import sources, split, tables, user_text
+from tff_dpftrl.data import sources, split, user_text
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.runs import progress as progress_lib
@@ -85,7 +85,7 @@ def open_run(
         corpus.check_named(config.data, text.train)
     opened = OpenedRun(output, config, known, text, initial, *source)
     if known is None:
-        reading = config.part(tables.TableOptions)
+        reading = config.table
         corpus.check_planned(config, output, text.train, text.validation)
         warm_start.refuse_protected(config.initial_folder, config.data, reading, opened.parts)
     return opened

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import split, tables
+from tff_dpftrl.data import split
 from tff_dpftrl.finetuning import (
     choosing,
     example_sampling,
@@ -402,7 +402,7 @@ def _choose(
             largest_group=choosing.largest_group(options, len(users)),
             is_tokenized=config.pretokenized,
             seed=config.seed,
-            table=config.part(tables.TableOptions),
+            table=config.table,
             users=opened.parts,
         )
     return _chosen(config, opened.text, users, public, part.model.num_parameters)

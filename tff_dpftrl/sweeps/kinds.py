@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import override
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import tables
 from tff_dpftrl.finetuning import config as finetuning_config
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import composed, custom_models, metrics_columns, warm_start
@@ -201,9 +200,7 @@ class _Finetuning(RunKind):
                 )
             if (options, folder) not in compared:
                 users = (text.train, text.validation, text.test)
-                warm_start.refuse_protected(
-                    folder, config.data, config.part(tables.TableOptions), users
-                )
+                warm_start.refuse_protected(folder, config.data, config.table, users)
                 compared.add((options, folder))
 
         return check

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from typing_extensions import override
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import subwords, table_files, vocabulary_file
+from tff_dpftrl.data import subwords, table_files, tables, vocabulary_file
 from tff_dpftrl.data import vocabulary as vocabulary_lib
 from tff_dpftrl.models import table as model_table
 from tff_dpftrl.training import composed
@@ -123,6 +123,11 @@ class TextConfig(composed.Options):
     def text(self) -> TextConfig:
         """The options of the text alone."""
         return self.part(TextConfig)
+
+    @property
+    def table(self) -> tables.TableOptions:
+        """How a table is read."""
+        return self.part(tables.TableOptions)
 
 
 def begun(values: Mapping[str, Any]) -> dict[str, Any]:

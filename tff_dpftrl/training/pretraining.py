@@ -162,7 +162,7 @@ def read(
         source = f"{pathlib.PurePath(config.data).name}, declared public by the operator"
     left_out, others = None, config.without_near_duplicates_of
     if others is not None:
-        table = options.part(tables.TableOptions)
+        table = options.table
         users = sources.load_user_text(others, table=table, pretokenized=options.pretokenized)
         corpus, left_out = near_duplicates.without(corpus, [users])
         others = pathlib.PurePath(users.name).name
@@ -195,7 +195,7 @@ def _all_docstrings() -> user_text.UserText:
 
 def _refuse_protected(config: PretrainingConfig, options: language_config.LanguageConfig) -> None:
     public, protected = config.data, options.data
-    table = options.part(tables.TableOptions)
+    table = options.table
     if config.without_near_duplicates_of is not None:  # Then what is left is looked at.
         is_protected = sources.are_same_file(public, protected)
     else:
@@ -205,7 +205,7 @@ def _refuse_protected(config: PretrainingConfig, options: language_config.Langua
 
 
 def _refuse_shared(corpus: user_text.UserText, options: language_config.LanguageConfig) -> None:
-    for part in sources.parts_of(options.data, options.part(tables.TableOptions), ()):
+    for part in sources.parts_of(options.data, options.table, ()):
         if user_text.shared_users(corpus, part):
             raise _protected(corpus.name, options.data)
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tff_dpftrl import json_text, validation
-from tff_dpftrl.data import docstrings, sequences, sources, tables, user_text
+from tff_dpftrl.data import docstrings, sequences, sources, user_text
 from tff_dpftrl.models import evaluation
 from tff_dpftrl.training import language_config, pretraining, trained_model
 
@@ -24,7 +24,7 @@ _SEED = 0  # Of the choice of sequences: the same ones for all models of one voc
 
 def read(name: str, protected: language_config.TextConfig) -> user_text.UserText:
     """Reads the standard library's docstrings, or a file with no text of the runs' users."""
-    if sources.share_texts(name, protected.data, protected.part(tables.TableOptions)):
+    if sources.share_texts(name, protected.data, protected.table):
         raise validation.UsageError(
             f"The text that scores the runs, {name!r}, is the text that they protect, a copy of "
             "it, or has texts of its users: score them on public text."

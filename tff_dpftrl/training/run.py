@@ -18,7 +18,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tff_dpftrl.data import tables, vocabulary_file
+from tff_dpftrl.data import vocabulary_file
 from tff_dpftrl.execution import allocator
 from tff_dpftrl.learning import metric_sums
 from tff_dpftrl.models import table
@@ -133,7 +133,7 @@ def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared
             language_task.words,
             config.seed,
             protected=language.data,
-            table=language.part(tables.TableOptions),
+            table=language.table,
             users=(opened.text.train, opened.text.held_out),
         )
         say(

@@ -158,7 +158,7 @@ def _devices(folder, port, stop, models):
 @pytest.mark.slow
 def test_the_statement_of_a_task_whose_server_was_killed_is_that_of_a_recount(tmp_path):
     path = tmp_path / "small"
-    config = dataclasses.replace(small_folder.CONFIG, over_selection=1.0, least_fraction=1.0)
+    config = small_folder.CONFIG.changed(over_selection=1.0, least_fraction=1.0)
     aggregation = small_tasks.fixed(0.5, deterministic_seed=None)  # Its noise is new in each call.
     small_folder.write(path, small_tasks.federated_averaging(aggregation), config=config)
     task = planned_task.load(path, small_tasks.KEYS)

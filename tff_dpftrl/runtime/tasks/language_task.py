@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import docstrings, sources, tables, vocabulary
+from tff_dpftrl.data import docstrings, sources, vocabulary
 from tff_dpftrl.learning import functional_model
 from tff_dpftrl.models import metric_grid, metrics, table
 from tff_dpftrl.runs import progress as progress_lib
@@ -39,7 +39,7 @@ def read_proxies(
     source = options.proxy_data
     if source == "standard-library":
         text = docstrings.read_standard_library()
-    elif sources.share_texts(source, options.data, options.part(tables.TableOptions)):
+    elif sources.share_texts(source, options.data, options.table):
         raise validation.UsageError(
             f"proxy_data {source!r} is the data that is protected, a copy of it, or "
             "has texts of its users: name public text."
@@ -62,7 +62,7 @@ def define(
     with_cache: bool = False,
 ) -> definition.TaskDefinition:
     """Reads and checks what the options name; a device has at most `max_examples` texts."""
-    reading = options.part(tables.TableOptions)
+    reading = options.table
     public, words = read_public(options, max_examples, progress)
     model = table.build(
         options.model,
