@@ -163,7 +163,12 @@ class EvaluationOptions(composed.Options):
         10, "Number of rounds between evaluations on held-out users.", "run", 1
     )
     eval_sequences: int = option(
-        4000, "Largest number of held-out sequences in an evaluation.", "run", 1
+        4000,
+        "Largest number of held-out sequences in an evaluation. Users come in random order, each "
+        "with all examples, until there are twice as many; where users have many examples, few "
+        "users are behind the figure.",
+        "run",
+        1,
     )
 
 
