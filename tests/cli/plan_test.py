@@ -72,7 +72,7 @@ def test_noise_parties_cost_the_noise_of_each_and_no_epsilon(capsys, tmp_path, m
     args = main._build_parser().parse_args(made[1:])
     given = config_flags.given_options(args, task_config.TaskConfig)
     parsed = options_lib.config_from_mapping(given, "the command line", task_config.TaskConfig)
-    assert len(parsed.noise_parties) == 3 and parsed.rounds.wanted == 5000
+    assert len(parsed.noise_parties) == 3 and parsed.round_settings.wanted == 5000
     assert parsed.noise_multiplier == pytest.approx(three["noise_multiplier"], rel=1e-6)
 
 
@@ -162,7 +162,8 @@ def test_the_printed_commands_run_and_keep_the_target(capsys, tmp_path, monkeypa
     args = main._build_parser().parse_args(commands[2][1:])
     known = {field: getattr(args, field) for field in _CONFIG_FIELDS if hasattr(args, field)}
     parsed = options_lib.config_from_mapping(known, "the command line")
-    assert (parsed.clients_per_round, parsed.num_rounds, parsed.min_sep) == (5000, 2000, 800)
+    assert (parsed.learning.clients_per_round, parsed.learning.num_rounds) == (5000, 2000)
+    assert parsed.privacy.min_sep == 800
     assert parsed.strategy == "strategy.json"
 
 

@@ -84,7 +84,7 @@ def test_all_cells_run_and_are_averaged(sweep, capsys, monkeypatch):
     assert "100%" in said.err and "4/4 cells done" in said.err
     assert "noise_multiplier=2, seed=1: top-1 21.00%, loss 3 after 4 rounds" in said.err
     log = pathlib.Path("out/cells/noise_multiplier=1,seed=0/sweep.log").read_text()
-    assert "--noise-multiplier=1.0 --delta=1e-07" in log
+    assert "--delta=1e-07 --noise-multiplier=1.0" in log
 
 
 def test_the_same_command_again_runs_nothing_and_more_values_run_those(sweep, capsys):
@@ -164,7 +164,7 @@ def test_fine_tuning_is_swept_by_the_same_means(sweep, capsys, monkeypatch):
             ["--over", "noise_multiplier=1,-1"],
             "The cell noise_multiplier=-1: noise_mult",
         ),
-        (["--over", "seed=0:2"], "The cell seed=0: mechanism 'blt' needs either"),
+        (["--over", "seed=0:2"], "The cell seed=0: algorithm 'dp-ftrl' needs either"),
         (["nowhere.toml", *_OVER], "nowhere.toml"),
         ([*_OVER, "--group-size", "2"], "names group_size, an option of finetune"),
         (["--finetune", *_OVER], "names num_rounds, an option of train"),

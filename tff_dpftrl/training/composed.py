@@ -144,16 +144,22 @@ class Options:
 
     @classmethod
     def _made(cls, options: Mapping[str, Any]) -> Self:
-        """Makes all parts; options that their types do not have are left out."""
-        made, unknown = {}, {n: v for n, v in options.items() if n not in options_of(cls)}
+        """Makes all parts; options that their types do not have are left out.
+
+        What is wrong with several parts is said at once.
+        """
+        made = {n: v for n, v in options.items() if n in _own(cls) or n not in options_of(cls)}
+        problems = []
         for field in dataclasses.fields(cls):
-            kind = _chosen(field, options)
-            if kind is not None:
+            if (kind := _chosen(field, options)) is not None:
                 takes = options_of(kind)
-                made[field.name] = kind._made({n: options[n] for n in takes if n in options})
-            elif field.name in options:
-                made[field.name] = options[field.name]
-        return cls(**made, **unknown)  # Python refuses what is unknown.
+                try:
+                    made[field.name] = kind._made({n: options[n] for n in takes if n in options})
+                except validation.UsageError as error:
+                    problems.append(str(error))
+        if problems:
+            raise validation.UsageError(" ".join(problems))
+        return cls(**made)  # Python refuses what is unknown.
 
     @classmethod
     def known(cls) -> frozenset[str]:

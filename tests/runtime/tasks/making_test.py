@@ -393,7 +393,7 @@ def test_secure_sums_hold_all_devices_that_are_chosen(corpora, tmp_path, adaptiv
     tiny_task.run_round(rounds)
     assert rounds.commit.rounds_done == 1
     largest = max(rule.modulus for rule in made.server.secure_sums)
-    assert largest >= 2 * config.rounds.wanted
+    assert largest >= 2 * config.round_settings.wanted
 
 
 @pytest.mark.slow
