@@ -71,7 +71,7 @@ def test_the_chosen_bands_have_no_more_noise_than_sampling_and_than_passes(epsil
     assert curve[noise.index(least)].asked.bands == chosen
     assert least <= by_sampling * (1 + 1e-3) and least <= by_passes
     for one in curve:
-        assert epsilon * 0.99 < one.epsilon <= epsilon
+        assert epsilon * 0.99 < one.plan.epsilon <= epsilon
 
 
 @pytest.mark.slow

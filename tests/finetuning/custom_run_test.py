@@ -330,9 +330,8 @@ def test_a_run_that_begins_with_another_s_weights_is_composed_with_it(tmp_path):
         assert "'first'" in says and "All of these runs trained on the same users." in says
         together = results.statement.parameters
         # Twice as many steps with the same noise and sampling.
-        both = dataclasses.replace(
-            _plan(_table()), num_steps=2 * _STEPS, delta=together["delta_with_earlier_runs"]
-        )
+        twice = {"num_steps": 2 * _STEPS, "delta": together["delta_with_earlier_runs"]}
+        both = plan.of_record(_plan(_table()).record | twice)
         assert both.epsilon < 2.0 * first.statement.epsilon
         assert together["epsilon_with_earlier_runs"] == pytest.approx(both.epsilon, rel=1e-4)
     with pytest.raises(ValueError, match="There is no run in .*nowhere"):

@@ -8,7 +8,9 @@ import re
 import numpy as np
 import pytest
 
+from tff_dpftrl.accounting import facts
 from tff_dpftrl.finetuning import example_sampling, group_size, plan
+from tff_dpftrl.participation import observed
 
 # L(G) of a small transformer on commit messages, 128 users; own measurement, four digits.
 _NORMS = group_size.GradientNorms(
@@ -66,7 +68,9 @@ def test_a_split_becomes_a_choice_that_says_whose_gradients_were_looked_at():
     made = plan.make_plan(
         users, sampling="user", group_size=own, expected_units=128, num_steps=5, noise_multiplier=1
     )
-    (said,) = [text for text in made.statement().not_covered if "group size" in text]
+    seen = observed.ObservedParticipation(5, 1, 5, {})
+    stated = made.statement(seen, facts.Facts(), charge_all_rounds=True)
+    (said,) = [text for text in stated.not_covered if "group size" in text]
     assert "gradient norms of the training users" in said and "Estimate" not in said
 
 

@@ -75,7 +75,7 @@ def test_steps_and_delta_are_those_printed(name):
 )
 def test_account_and_statement_agree(name, given, group, units, capsys):
     chosen = _chosen(name, **given.get(name, {}))
-    plan = chosen.privacy.plan
+    plan = chosen.privacy
     assert plan.group_size * plan.clients_per_round == _config(name).compute_budget or given
     assert group is None or (plan.group_size, plan.clients_per_round) == (group, units)
     seen = observed.ObservedParticipation(plan.num_rounds, 1, plan.num_rounds, {})

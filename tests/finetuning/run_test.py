@@ -26,6 +26,7 @@ from tff_dpftrl.finetuning import (
     example_sampling,
     group_size,
     opening,
+    passes,
     private_steps,
     proxies,
     resuming,
@@ -307,11 +308,11 @@ def test_the_books_have_the_users_of_every_batch(kind, toy, tmp_path, monkeypatc
     )
     sizes = np.array([len(encoded.sequences(user)) for user in encoded.user_ids])
     users = example_sampling.Users(encoded.user_ids, sizes)
-    plan = resuming.plan_of(manifest.read(tmp_path / "run")).plan
-    batches = plan.contributions(users, seed=config.deterministic_noise_seed)
+    plan = resuming.plan_of(manifest.read(tmp_path / "run"))
+    batch_of = passes.batches_of(plan, users, plan.group_size, config.deterministic_noise_seed)
     assert len(begun) == len(trained) == toy_finetuning.NUM_STEPS
     for index, (members, (num_units, words)) in enumerate(zip(begun, trained, strict=True)):
-        batch = batches.batch(index)
+        batch = batch_of(index)
         assert members == [users.ids[user] for user in np.unique(batch.unit_users)]
         # All that was sampled is trained on, however many there are.
         assert num_units == batch.num_units and len(words) == batch.num_rows
@@ -358,10 +359,7 @@ def test_a_private_run_states_what_its_plan_spent(kind, toy, tmp_path):
     results = _finetune(config, tmp_path / "run", lines)
     statement = results.statement
     plan = resuming.plan_of(manifest.read(tmp_path / "run"))
-    assert (
-        statement.has_guarantee
-        and statement.epsilon == plan.plan.epsilon <= noise["target_epsilon"]
-    )
+    assert statement.has_guarantee and statement.epsilon == plan.epsilon <= noise["target_epsilon"]
     assert results.rows[-1]["epsilon"] == statement.epsilon
     assert statement.parameters["sampling"] == kind
     examples = sum(len(json.loads(line)["examples"]) for line in open(toy / "users.jsonl"))

@@ -16,7 +16,6 @@ from tff_dpftrl.finetuning import (
     group_size,
     passes,
     proxies,
-    run_privacy,
     ways,
 )
 from tff_dpftrl.finetuning import plan as plan_lib
@@ -273,9 +272,7 @@ def _sampled(
             f"A step expects {plan.clients_per_round:g} examples, one for each user: the pool is "
             "below compute_budget.",
         )
-    clip_norm, source = _clip_norm(
-        options, public, run_privacy.rows_per_unit(plan, plan.group_size)
-    )
+    clip_norm, source = _clip_norm(options, public, plan.rows_per_unit)
     private = plan.of_run(clip_norm=clip_norm, deterministic_seed=options.deterministic_noise_seed)
     facts = {
         "group_size_source": plan.participation.group_size_source,
