@@ -113,13 +113,8 @@ def add_options(
     parser: argparse.ArgumentParser,
     kind: type[composed.Options] = config_lib.TrainingConfig,
     *,
-<<<<<<< HEAD
-    besides: type[composed.Options] | None = None,
-    also: type[composed.Options] | None = None,
-=======
     without: Iterable[str] = (),
-    also: type[language_config.TextConfig] | None = None,
->>>>>>> main
+    also: type[composed.Options] | None = None,
     condition: str = "",
 ) -> None:
     """Adds the flags of all fields of a config, in groups; those not given have no attribute.
@@ -127,27 +122,13 @@ def add_options(
     Flags of the options `without` are left out. Flags take the choices of options of the same names
     in `also`, too. `condition` follows the name of each group.
     """
-<<<<<<< HEAD
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    others = composed.options_of(also) if also else {}
-    known = composed.options_of(besides) if besides else ()
-    for name, (field, hint) in composed.options_of(kind).items():
-        if name in known:
-            continue
-        group = field.metadata["group"] + condition
-        if group not in groups:
-            groups[group] = parser.add_argument_group(group)
-        add_flag(groups[group], field, hint, others[name].hint if name in others else None)
-=======
     groups = {name: parser.add_argument_group(name + condition) for name in _GROUPS}
-    hints = typing.get_type_hints(kind)
-    others = typing.get_type_hints(also) if also else {}
+    others = composed.options_of(also) if also else {}
     names = {of: name for name, held in _GROUPS.items() for of in (name, *held)}
-    for field in dataclasses.fields(kind):
-        if field.name not in without:
+    for name, (field, hint) in composed.options_of(kind).items():
+        if name not in without:
             group = groups[names[field.metadata["group"]]]
-            add_flag(group, field, hints[field.name], others.get(field.name))
->>>>>>> main
+            add_flag(group, field, hint, others[name].hint if name in others else None)
 
 
 def add_flag(

@@ -14,7 +14,6 @@ import numpy as np
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import budget_shares, display, parts
 from tff_dpftrl.cli import config_flags, output
-from tff_dpftrl.data import tables
 from tff_dpftrl.finetuning import amplified, example_sampling, group_size, passes, plan
 from tff_dpftrl.training import corpus, language_config, warm_start
 
@@ -37,7 +36,7 @@ def print_ways(args: argparse.Namespace) -> None:
     """Plans all ways at the same ε and compute, and prints them with the recommended command."""
     given = config_flags.given_options(args, language_config.TextConfig)
     text = {name: value for name, value in given.items() if name != "data"}
-    table = language_config.TextConfig(**text).part(tables.TableOptions)
+    table = language_config.TextConfig(**text).table
     share = _share_of_figures(args)
     if args.initial_weights is not None:
         warm_start.refuse_protected(args.initial_weights, args.data or "", table)
@@ -185,7 +184,7 @@ def _users(args: argparse.Namespace, text: Mapping[str, Any]) -> example_samplin
                 f"--user-sizes {args.user_sizes} must have one number above 0 on each line: {error}"
             ) from error
     config = language_config.TextConfig(args.data, **text)
-    return example_sampling.of_text(corpus.read_users(config.part(corpus.UserOptions)).train)
+    return example_sampling.of_text(corpus.read_users(config.text).train)
 
 
 def _gradient_norms(

@@ -302,7 +302,7 @@ def _noised_task(plan: planner.Plan, request: planner_request.Request) -> str:
     goal, schema = plan.report_goal, plan.guarantee.schema
     # More devices, as far as the declared participation and the size of the group allow.
     over_selection = min(
-        task_config.TaskConfig.over_selection,
+        task_config.ServingOptions.over_selection,
         request.population / (schema.min_sep * goal),
         request.population * schema.max_participations / (schema.num_rounds * goal),
         secure_groups.LARGEST_NOISED / goal,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import pathlib
 import shlex
@@ -142,7 +141,7 @@ def add_parser(subparsers) -> None:
     config_flags.add_options(
         parser,
         finetuning_config.FinetuningConfig,
-        without=[field.name for field in dataclasses.fields(training_config.TrainingConfig)],
+        without=training_config.TrainingConfig.known(),
         condition=" (with --finetune)",
     )
 

@@ -14,7 +14,6 @@ from tff_dpftrl import validation
 from tff_dpftrl.cli import config_flags
 from tff_dpftrl.cli import output as output_lib
 from tff_dpftrl.runtime.tasks import task_config
-from tff_dpftrl.training import composed
 from tff_dpftrl.training import options as options_lib
 
 _DESCRIPTION = """\
@@ -174,17 +173,7 @@ def _add_new(parts) -> None:
         help="Build from a file of --build although its git repository has code that is not "
         "committed. The plan then says so.",
     )
-<<<<<<< HEAD
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for name, (field, hint) in composed.options_of(task_config.TaskConfig).items():
-        if name not in _HIDDEN:
-            group = field.metadata["group"]
-            if group not in groups:
-                groups[group] = parser.add_argument_group(group)
-            config_flags.add_flag(groups[group], field, hint)
-=======
     config_flags.add_options(parser, task_config.TaskConfig, without=_HIDDEN)
->>>>>>> main
 
 
 def _add_review(parts) -> None:

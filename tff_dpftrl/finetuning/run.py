@@ -15,11 +15,7 @@ from typing import Any
 import numpy as np
 
 from tff_dpftrl import validation
-<<<<<<< HEAD
-from tff_dpftrl.data import sequences, split, vocabulary_file
-=======
-from tff_dpftrl.data import split, tables
->>>>>>> main
+from tff_dpftrl.data import split
 from tff_dpftrl.finetuning import (
     choosing,
     example_sampling,

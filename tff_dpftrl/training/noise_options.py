@@ -130,7 +130,7 @@ class _Named(Noise):
 
     mechanism: Mechanism = option(
         "blt",
-        f"Noise: {', '.join(table.runnable())} (see `tff-dpftrl optimize --help`), or none (no "
+        f"Noise: {', '.join(table.runnable())} (see `tff-dpftrl plan --help`), or none (no "
         "clipping, no noise, no privacy). For dp-ftrl, or with a sampling.",
         "privacy",
     )
@@ -163,7 +163,7 @@ class Correlated(_Named, Noised):
     strategy: str | None = option(
         None,
         "Strategy in place of a mechanism that is optimised for the run: a file that `tff-dpftrl "
-        "optimize --output` wrote, or an entry of the zoo of production models, like "
+        "plan --output` wrote, or an entry of the zoo of production models, like "
         "blt-gboard-b400.",
         "privacy",
     )
