@@ -79,7 +79,7 @@ def _language(options: Mapping[str, Any]) -> type[language_config.LanguageConfig
 
 @dataclasses.dataclass(frozen=True)
 class ReleaseOptions(composed.Options):
-    """What a run releases besides its weights, and what that may cost."""
+    """Releases of a run besides its weights, and their cost."""
 
     budget_shares: str | None = option(
         None,
@@ -330,7 +330,7 @@ class TrainingConfig(learning_options.Seeded):
 
     @property
     def rules(self) -> noise_options.RoundRules:
-        """What a round needs of the options besides its plan."""
+        """Options that a round needs besides its plan."""
         return noise_options.RoundRules(self.learning, self.privacy, self.noise == "secure")
 
     @property

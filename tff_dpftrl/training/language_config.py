@@ -126,7 +126,7 @@ class TextConfig(composed.Options):
 
     @property
     def table(self) -> tables.TableOptions:
-        """How a table is read."""
+        """The options of reading a table."""
         return self.part(tables.TableOptions)
 
 

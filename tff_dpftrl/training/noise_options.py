@@ -457,7 +457,7 @@ def kind_of_run(options: Mapping[str, Any]) -> type[Noise]:
 
 
 class RoundRules(NamedTuple):
-    """What a round needs of the options besides its plan."""
+    """Options that a round needs besides its plan."""
 
     learning: learning_options.LearningOptions
     noise: Noise

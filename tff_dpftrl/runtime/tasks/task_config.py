@@ -128,7 +128,7 @@ def _definition(options: Mapping[str, Any]) -> type[composed.Options]:
 
 @dataclasses.dataclass(frozen=True)
 class ServingOptions(composed.Options):
-    """How rounds go with the devices of a population."""
+    """Options of rounds with the devices of a population."""
 
     population: str = option("", "Name of the population of devices. Required.", _GROUP)
     task: str = option("", "Name of the task. Default: the name of its folder.", _GROUP)
@@ -225,7 +225,7 @@ class ServingOptions(composed.Options):
 
 @dataclasses.dataclass(frozen=True)
 class DeviceOptions(composed.Options):
-    """What a device gives to a round: examples, memory, time, and the form of its report."""
+    """Options of a device in a round: examples, memory, time, and the form of its report."""
 
     update_bits: int = option(
         ROUNDED_BITS,
@@ -500,7 +500,7 @@ class TaskConfig(learning_options.Seeded):
 
     @property
     def rules(self) -> noise_options.RoundRules:
-        """What a round needs of the options besides its plan."""
+        """Options that a round needs besides its plan."""
         return noise_options.RoundRules(self.learning, self.privacy, self.noise == "secure")
 
     def request(self) -> dp_ftrl_privacy.DpFtrlPrivacy:
