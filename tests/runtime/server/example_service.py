@@ -273,9 +273,9 @@ async def take_part(channel, update=b"1", **check_in):
     return configuration, answer
 
 
-async def until(is_so, seconds=60.0):
-    """Waits for something to be so."""
-    for _ in range(int(seconds / 0.01)):
+async def until(is_so):
+    """Waits for something to be so, a minute at most."""
+    for _ in range(6000):
         if is_so():
             return
         await asyncio.sleep(0.01)
